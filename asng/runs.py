@@ -112,7 +112,7 @@ class Run:
         _restore(self._lines, records)
 
 
-class Metrics:
+class MetricsFile:
     """`metrics.jsonl` in a run whose own lines are results: the records of its search, with null for what is NaN."""
 
     def __init__(self, run: Run) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from asng._checks import did_you_mean
 
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted by Ctrl-C or SIGTERM (the run is kept)."
-NUMBERS = {int: "an integer", float: "a number"}
+NUMBER_NAMES = {int: "an integer", float: "a number"}
 MAX_WIDTH, COLUMN = 100, 26  # of the help; where its texts begin
 
 
@@ -71,7 +71,7 @@ class Flag:
         try:
             return self.kind(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"takes {NUMBERS[self.kind]}, got {text!r}") from None
+            raise argparse.ArgumentTypeError(f"takes {NUMBER_NAMES[self.kind]}, got {text!r}") from None
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """Let a parser accept the flag; what is not given is absent from what it returns."""
@@ -150,7 +150,7 @@ def parse_command(
         before = shlex.join(arguments[: list(arguments).index("")])
         raise ValueError(f"an argument is empty, behind {before!r}; give its value")
     flags, described = flags_of(command, parts), parts.get("settings", command)
-    given = _parse(flags, name, arguments)
+    given = _parse_flags(flags, name, arguments)
     for preset, settings in (presets or {}).items():
         if given.get(preset):
             parts["settings"] = settings
@@ -169,7 +169,7 @@ def parse_command(
     return command(**built)
 
 
-def _parse(flags: Sequence[Flag], name: str, arguments: Sequence[str]) -> dict[str, Any]:
+def _parse_flags(flags: Sequence[Flag], name: str, arguments: Sequence[str]) -> dict[str, Any]:
     """The flags that are given."""
     parser = _Parser(prog=f"asng {name}", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS)

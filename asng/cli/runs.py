@@ -31,7 +31,7 @@ from asng.runs import (
 MAX_FOLDERS = 100_000
 MAX_NAME = 80  # letters of what a run is
 # Any of which makes a folder with a config.json a run.
-FILES = {ENVIRONMENT, METRICS, RESULTS, CHECKPOINT, ARCHITECTURE, SUMMARY, LOCK}
+RUN_FILES = {ENVIRONMENT, METRICS, RESULTS, CHECKPOINT, ARCHITECTURE, SUMMARY, LOCK}
 # Figures of a record, the most telling first, and what is best.
 FIGURES = {"test_accuracy": max, "test_psnr": max, "valid_accuracy": max, "valid_loss": min, "train_loss": min}
 
@@ -73,7 +73,7 @@ def find_runs(top: Path) -> Iterator[Path]:
     """The folders of runs below a folder, and itself, in the order of their names; links are not followed."""
     for number, (name, folders, files) in enumerate(os.walk(top)):
         folders.sort()
-        if CONFIG in files and not FILES.isdisjoint(files):
+        if CONFIG in files and not RUN_FILES.isdisjoint(files):
             yield Path(name)
         if number >= MAX_FOLDERS:
             raise ValueError(f"{top} has more than {MAX_FOLDERS:,} folders; name one with fewer")

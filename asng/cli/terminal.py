@@ -148,7 +148,7 @@ def tensorboard(folder: Path) -> Callable[[Any], None]:
 
 
 @contextmanager
-def progress_bar(title: str, folder: Path | None = None, console: Console = console) -> Iterator[Progress]:
+def command_progress_bar(title: str, folder: Path | None = None, console: Console = console) -> Iterator[Progress]:
     """The bar of a command; Ctrl-C prints how to continue from the folder, if there is one."""
     try:
         with _progress.progress_bar(title, console) as progress:

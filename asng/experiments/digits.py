@@ -33,7 +33,7 @@ from asng.runs import (
     ARCHITECTURE,
     RESULTS,
     SUMMARY,
-    Metrics,
+    MetricsFile,
     Run,
     make_config,
     read_config,
@@ -83,7 +83,7 @@ UNTUNED: Hyper = {"lr": DigitsSettings.lr, "weight_decay": 3e-4, "augmentation":
 
 
 @dataclass(frozen=True)
-class Data:
+class DigitsSplit:
     """Images (n, 1, 8, 8) in [0, 1] and labels, split by a seed: half of the training set judges."""
 
     train: tuple[Tensor, Tensor]
@@ -91,7 +91,7 @@ class Data:
     test: tuple[Tensor, Tensor]
 
 
-def load_split(seed: int) -> Data:
+def load_split(seed: int) -> DigitsSplit:
     """1,797 digits: 600 each to train and to judge in the search, 597 to test."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
@@ -100,10 +100,10 @@ def load_split(seed: int) -> Data:
     labels = torch.tensor(digits.target)
     order = torch.from_numpy(np.random.default_rng([seed, 1]).permutation(len(labels)))
     parts = [(images[part], labels[part]) for part in torch.split(order, [600, 600, 597])]
-    return Data(*parts)
+    return DigitsSplit(*parts)
 
 
-class Batches:
+class ShuffledBatches:
     """Shuffled mini-batches; the rest that does not fill one is left out."""
 
     def __init__(self, data: tuple[Tensor, Tensor], size: int, generator: torch.Generator) -> None:
@@ -119,7 +119,7 @@ class Batches:
             yield self._data[0][chosen], self._data[1][chosen]
 
 
-def augment(images: Tensor, strength: float) -> Tensor:
+def random_affine(images: Tensor, strength: float) -> Tensor:
     """Images under random affine maps, whose entries differ from the identity's by normal numbers of that strength."""
     if not strength:
         return images
@@ -130,13 +130,13 @@ def augment(images: Tensor, strength: float) -> Tensor:
 
 def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor], augmentation: float = 0.0) -> Tensor:
     """Cross entropy of a mini-batch."""
-    return F.cross_entropy(model(augment(batch[0], augmentation)), batch[1])
+    return F.cross_entropy(model(random_affine(batch[0], augmentation)), batch[1])
 
 
 def search(
     settings: DigitsSettings,
     seed: int,
-    data: Data,
+    data: DigitsSplit,
     progress: Progress = no_progress,
     checkpoint: Checkpoint | None = None,
     callback: Callable[[Any], Any] | None = None,
@@ -158,13 +158,13 @@ def search(
     }
 
 
-def second_stage(oneshot: nas.OneShot, data: Data) -> nas.Architecture:
+def second_stage(oneshot: nas.OneShot, data: DigitsSplit) -> nas.Architecture:
     """Of the likely architectures, the one with the lowest loss on all validation images, with the shared weights."""
     return nas.rerank(oneshot, [data.valid], classification_loss, k=TOP_K, recalibrate_on=[data.train])[0]
 
 
 def make_search(
-    settings: DigitsSettings, seed: int, data: Data, callback: Callable[[Any], Any] | None = None
+    settings: DigitsSettings, seed: int, data: DigitsSplit, callback: Callable[[Any], Any] | None = None
 ) -> tuple[nas.OneShot, LoaderJob]:
     """A search before its first step, and the job that runs it."""
     torch.manual_seed(seed)
@@ -174,7 +174,7 @@ def make_search(
     schedules = Schedules(weight_optimizer, settings.epochs)
     oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, classification_loss, max_grad_norm=5.0)
     generator = torch.Generator().manual_seed(seed)
-    train, valid = (Batches(half, settings.batch_size, generator) for half in (data.train, data.valid))
+    train, valid = (ShuffledBatches(half, settings.batch_size, generator) for half in (data.train, data.valid))
     return oneshot, LoaderJob(oneshot, schedules, train, valid, seed, callback, settings.warmup_epochs)
 
 
@@ -184,7 +184,13 @@ def make_weight_optimizer(hyper: Hyper, model: nn.Module) -> torch.optim.Optimiz
 
 
 def train(
-    settings: Any, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
+    settings: Any,
+    seed: int,
+    data: DigitsSplit,
+    values: dict[str, Any],
+    *,
+    hold_out: bool = False,
+    hyper: Hyper | None = None,
 ) -> dict[str, Any]:
     """An architecture trained from scratch: accuracies, parameters and seconds.
 
@@ -204,7 +210,13 @@ def train(
 
 
 def train_network(
-    settings: Any, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
+    settings: Any,
+    seed: int,
+    data: DigitsSplit,
+    values: dict[str, Any],
+    *,
+    hold_out: bool = False,
+    hyper: Hyper | None = None,
 ) -> nn.Module:
     """The network of `train`."""
     hyper = hyper or {**UNTUNED, "lr": settings.lr}
@@ -214,7 +226,7 @@ def train_network(
     lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.training_epochs)
     generator = torch.Generator().manual_seed(seed)
     both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
-    shuffled = Batches(data.train if hold_out else both, settings.batch_size, generator)
+    shuffled = ShuffledBatches(data.train if hold_out else both, settings.batch_size, generator)
     for _ in range(settings.training_epochs):
         for batch in shuffled:
             optimizer.zero_grad()
@@ -279,7 +291,7 @@ def run(
         seed, done = settings.seed, read_records(folder, settings)
         data, random = load_split(seed), draw_random(settings, seed)
         if not done:
-            checkpoint = Checkpoint(checkpoint_path(folder, seed), run.config, Metrics(run))
+            checkpoint = Checkpoint(checkpoint_path(folder, seed), run.config, MetricsFile(run))
             result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint, callback)
             done.append({"seed": seed, "kind": "search", **result})
             run.append(done[0])
@@ -377,7 +389,7 @@ def summarize(settings: DigitsSettings, records: Sequence[dict[str, Any]]) -> di
         rows.append(row)
     accuracy = {kind: _mean_and_error([row[kind]["accuracy"] for row in rows]) for kind in KINDS}
     differences = [row["found"]["accuracy"] - row["random_best"]["accuracy"] for row in rows]
-    steps = len(Batches(load_split(0).train, settings.batch_size, torch.Generator()))
+    steps = len(ShuffledBatches(load_split(0).train, settings.batch_size, torch.Generator()))
     gradients = {
         "found": 2 * settings.epochs * steps,
         "random_best": settings.num_random * settings.training_epochs * steps,

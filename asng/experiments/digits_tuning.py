@@ -20,7 +20,16 @@ from asng import nas
 from asng._checks import check_settings
 from asng._progress import Progress, no_progress
 from asng.experiments import digits
-from asng.experiments.digits import UNTUNED, Batches, Data, Hyper, Net, _one_thread, classification_loss, load_split
+from asng.experiments.digits import (
+    UNTUNED,
+    DigitsSplit,
+    Hyper,
+    Net,
+    ShuffledBatches,
+    _one_thread,
+    classification_loss,
+    load_split,
+)
 from asng.minimize import minimize
 from asng.nas._loop import NoFiniteLoss
 from asng.nas.architecture import to_dict
@@ -78,7 +87,7 @@ class TrainingRecord(TypedDict):
 
 
 def search(
-    settings: TuneSettings, hyper: Hyper, data: Data, is_behind: Callable[[list[float]], bool], kind: str
+    settings: TuneSettings, hyper: Hyper, data: DigitsSplit, is_behind: Callable[[list[float]], bool], kind: str
 ) -> dict[str, Any]:
     """One trial: a search, ended once it is behind."""
     torch.manual_seed(settings.seed)
@@ -93,7 +102,7 @@ def search(
 
     arch_optimizer = ASNG(nas.space_of(model), seed=settings.seed)
     generator = torch.Generator().manual_seed(settings.seed)
-    train, valid = (Batches(half, settings.batch_size, generator) for half in (data.train, data.valid))
+    train, valid = (ShuffledBatches(half, settings.batch_size, generator) for half in (data.train, data.valid))
     optimizers = {"arch_optimizer": arch_optimizer, "weight_optimizer": digits.make_weight_optimizer(hyper, model)}
     options: dict[str, Any] = {"epochs": settings.epochs, "judge": classification_loss, **optimizers}
     loss_fn = partial(classification_loss, augmentation=hyper["augmentation"])
@@ -114,7 +123,7 @@ def _finite(loss: float) -> float:
     return loss if math.isfinite(loss) else DIVERGED
 
 
-def train(settings: TuneSettings, trial: dict[str, Any], data: Data, kind: str) -> dict[str, Any]:
+def train(settings: TuneSettings, trial: dict[str, Any], data: DigitsSplit, kind: str) -> dict[str, Any]:
     """The architecture of a trial from scratch, with its hyper-parameters, on all training images."""
     trained = digits.train(settings, settings.seed, data, trial["values"], hyper=trial["hyper"])
     return {"kind": kind, "accuracy": trained["accuracy"], "parameters": trained["parameters"]}

@@ -62,7 +62,7 @@ def estimate_digits(settings: digits.DigitsSettings) -> Estimate:
     with digits._one_thread():
         oneshot, job = digits.make_search(settings, settings.seed, data)
         generator = torch.Generator().manual_seed(settings.seed)
-        batches = digits.Batches(data.train, settings.batch_size, generator)
+        batches = digits.ShuffledBatches(data.train, settings.batch_size, generator)
         batch = next(iter(batches))
         warmup = time_calls(lambda: oneshot.train_step(batch))
         step = time_calls(lambda: oneshot.step(batch, batch))
@@ -137,10 +137,10 @@ class Timing(NamedTuple):
     def estimate(self, steps: float) -> Estimate:
         """The times that a number of steps takes, for an estimate."""
         per_step = {"seconds_per_step": self.mean, "fastest_step": self.fastest, "slowest_step": self.slowest}
-        return {**per_step, "seconds": steps * self.mean, "load": _load(), "threads": torch.get_num_threads()}
+        return {**per_step, "seconds": steps * self.mean, "load": _load_per_core(), "threads": torch.get_num_threads()}
 
 
-def _load() -> float | None:
+def _load_per_core() -> float | None:
     """Processes that want to run, per core, in the mean of the last minute; None where the system does not tell."""
     return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else None
 

@@ -24,7 +24,7 @@ from asng.nas.architecture import to_json
 from asng.nas.supernet import Values, space_of
 
 WEIGHTS = "weights.safetensors"
-FILES = {
+EXPORT_FILES = {
     "json": "architecture.json",
     "safetensors": WEIGHTS,
     "python": "network.py",
@@ -34,7 +34,7 @@ FILES = {
 NEEDED: dict[str, tuple[str, ...]] = {"safetensors": ("safetensors",), "onnx": ("onnx", "onnxscript", "onnxruntime")}
 TOLERANCE = 1e-4  # of outputs, relative to the largest one
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+CallInputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def export(
@@ -84,7 +84,7 @@ def export(
             f"the model has decisions ({', '.join(names[:5])}); export what nas.extract(model, values) returns"
         )
     chosen = _check_formats(formats, values)
-    paths = {name: Path(folder) / FILES[name] for name in chosen}
+    paths = {name: Path(folder) / EXPORT_FILES[name] for name in chosen}
     for path in paths.values():
         if path.exists() or path.is_symlink():
             raise ValueError(f"{path} exists already and is not overwritten; choose another folder, or remove it")
@@ -103,9 +103,11 @@ def _check_formats(formats: Collection[str] | None, values: Values | None) -> li
     """The formats in their order, with what they need; raises as `export` does."""
     if isinstance(formats, str):
         raise ValueError(f"formats must be a list, got {formats!r}; give [{formats!r}]")
-    wanted = set(FILES if formats is None else formats) - ({"json"} if formats is None and values is None else set())
-    if not wanted or (unknown := sorted(wanted - FILES.keys())):
-        raise ValueError(f"formats are some of {', '.join(FILES)}, got {unknown[0] if wanted else formats!r}")
+    wanted = set(EXPORT_FILES if formats is None else formats) - (
+        {"json"} if formats is None and values is None else set()
+    )
+    if not wanted or (unknown := sorted(wanted - EXPORT_FILES.keys())):
+        raise ValueError(f"formats are some of {', '.join(EXPORT_FILES)}, got {unknown[0] if wanted else formats!r}")
     if "json" in wanted and values is None:
         raise ValueError("the format json is the architecture; give its values, or leave the format out")
     if "python" in wanted:
@@ -118,15 +120,15 @@ def _check_formats(formats: Collection[str] | None, values: Values | None) -> li
                 raise ImportError(
                     f"the format {name} needs {library} ({error}): pip install 'asng[export]', or choose other formats"
                 ) from None
-    return [name for name in FILES if name in wanted]
+    return [name for name in EXPORT_FILES if name in wanted]
 
 
-def _to_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
+def _to_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallInputs:
     """Examples on the CPU, in float32, with a batch of at least two, as a single one would be taken for fixed."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim]
     if not tensors:
         raise ValueError("give example inputs, tensors with the batch first, as in nas.export(model, folder, example)")
-    moved: Inputs = map_leaves(_to_float, (args, kwargs))
+    moved: CallInputs = map_leaves(_to_float, (args, kwargs))
     return _repeat(moved) if any(len(tensor) == 1 for tensor in tensors) else moved
 
 
@@ -136,9 +138,9 @@ def _to_float(value: Any) -> Any:
     return value.cpu().float() if value.is_floating_point() else value.cpu()
 
 
-def _repeat(inputs: Inputs) -> Inputs:
+def _repeat(inputs: CallInputs) -> CallInputs:
     """A batch of twice the size."""
-    repeated: Inputs = map_leaves(
+    repeated: CallInputs = map_leaves(
         lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.ndim else leaf, inputs
     )
     return repeated
@@ -148,7 +150,7 @@ class _Contents:
     """The contents of the files of one network, each checked against it."""
 
     def __init__(
-        self, network: nn.Module, inputs: Inputs, values: Values | None, description: str, needs_source: bool
+        self, network: nn.Module, inputs: CallInputs, values: Values | None, description: str, needs_source: bool
     ) -> None:
         self._values, self._description, self._inputs = values, description, inputs
         self._cases = [(inputs, _flatten(_run(network, inputs)))]
@@ -190,7 +192,7 @@ class _Contents:
             torch.export.save(self._program(), file)
             file.seek(0)
             module = torch.export.load(file).module()
-        self._check(FILES["torch"], lambda inputs: _run(module, inputs))
+        self._check(EXPORT_FILES["torch"], lambda inputs: _run(module, inputs))
         return file.getvalue()
 
     def to_onnx(self) -> bytes:
@@ -202,11 +204,11 @@ class _Contents:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
         names = [each.name for each in session.get_inputs()]
 
-        def run(inputs: Inputs) -> list[Tensor]:
+        def run(inputs: CallInputs) -> list[Tensor]:
             given = zip(names, (tensor.numpy() for tensor in _flatten(inputs)), strict=True)
             return [torch.from_numpy(each) for each in session.run(None, dict(given))]
 
-        self._check(FILES["onnx"], run)
+        self._check(EXPORT_FILES["onnx"], run)
         return content
 
     def _program(self) -> Any:
@@ -218,7 +220,7 @@ class _Contents:
         dynamic = shapes.dynamic_shapes(self._network, args, kwargs)
         return torch.export.export(self._network, args, kwargs, dynamic_shapes=dynamic)
 
-    def _check(self, name: str, run: Callable[[Inputs], Any], cure: str = "leave its format out") -> None:
+    def _check(self, name: str, run: Callable[[CallInputs], Any], cure: str = "leave its format out") -> None:
         """Compare outputs with those of the network; raises ValueError."""
         for inputs, expected in self._cases:
             batch = len(_flatten(inputs)[0])
@@ -253,7 +255,7 @@ def _quiet(what: str) -> Iterator[None]:
         logging.disable(before)
 
 
-def _run(network: Any, inputs: Inputs) -> Any:
+def _run(network: Any, inputs: CallInputs) -> Any:
     with torch.no_grad():
         return network(*inputs[0], **inputs[1])
 

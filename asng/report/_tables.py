@@ -147,14 +147,14 @@ def limits_section(runs: Sequence[RunData]) -> Html | None:
         shares = [record["feasible"] for record in run.records if is_number(record.get("feasible"))]
         met = "" if (feasible := run.summary.get("feasible")) is None else format_number(feasible)
         first, last = ("", "") if not shares else (f"{shares[0]:.0%}", f"{shares[-1]:.0%}")
-        rows += [[run.title, *limit, met, first, last] for limit in _limits(run, bool(shares))]
+        rows += [[run.title, *limit, met, first, last] for limit in _limit_rows(run, bool(shares))]
     if not rows:
         return None
     head = ["run", "cost", "limit", "found", "all limits met", "candidates that met them at first", "at last"]
     return section("Limits and costs", table(head, rows[:MAX_ROWS], "Limits, and the costs of what was found"))
 
 
-def _limits(run: RunData, has_shares: bool) -> list[list[str]]:
+def _limit_rows(run: RunData, has_shares: bool) -> list[list[str]]:
     """Name, bounds and cost of each limit."""
     listed, bound = run.summary.get("limits"), run.config.get("max_params")
     if is_number(bound):

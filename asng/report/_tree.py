@@ -24,7 +24,7 @@ class Node(NamedTuple):
 
 def tree_of(run: RunData) -> list[Node]:
     """The tree of a run's decisions; all decisions that are not in it follow at its end."""
-    nodes = _parse(run.summary.get("tree"), 0, [MAX_NODES])
+    nodes = _parse_nodes(run.summary.get("tree"), 0, [MAX_NODES])
     shown = {node.name for node in flatten(nodes)}
     return _filter(nodes, run) + _group({name: name for name in run.values if name not in shown}, 0)
 
@@ -40,7 +40,7 @@ def flatten(nodes: list[Node]) -> list[Node]:
     return [each for node in nodes for each in (node, *(n for part in node.inside.values() for n in flatten(part)))]
 
 
-def _parse(data: Any, depth: int, left: list[int]) -> list[Node]:
+def _parse_nodes(data: Any, depth: int, left: list[int]) -> list[Node]:
     """The nodes of a file that anybody may have written; what is none is left out."""
     nodes = []
     for each in dicts_in(data) if depth < MAX_DEPTH else []:
@@ -49,7 +49,9 @@ def _parse(data: Any, depth: int, left: list[int]) -> list[Node]:
             continue
         inside: Any = each.get("inside")
         parts = (
-            {label: _parse(part, depth + 1, left) for label, part in inside.items()} if isinstance(inside, dict) else {}
+            {label: _parse_nodes(part, depth + 1, left) for label, part in inside.items()}
+            if isinstance(inside, dict)
+            else {}
         )
         ends = _parse_range(each.get("range"))
         nodes.append(Node(each["name"], parts, ends, ends is not None and ends[0] > 0 and each.get("log") is True))
@@ -96,10 +98,10 @@ def _runs(node: Node, label: str, value: Any) -> bool:
 
 def draw_tree(run: RunData) -> Html:
     """The nested boxes."""
-    return element("ul", *(_box(node, run) for node in tree_of(run)), class_="tree")
+    return element("ul", *(_decision_box(node, run) for node in tree_of(run)), class_="tree")
 
 
-def _box(node: Node, run: RunData) -> Html:
+def _decision_box(node: Node, run: RunData) -> Html:
     value, parameters = run.values.get(node.name), run.final_distribution.get(node.name, {})
     is_idle = node.name in run.inactive
     head = [element("span", node.name, class_="name")]
@@ -119,7 +121,7 @@ def _box(node: Node, run: RunData) -> Html:
 
 def _part(node: Node, label: str, nodes: list[Node], value: Any, run: RunData) -> Html:
     """What an option or a block holds; folded where it does not run."""
-    inner = element("ul", *(_box(each, run) for each in nodes), class_="tree")
+    inner = element("ul", *(_decision_box(each, run) for each in nodes), class_="tree")
     title = f"block {label}" if node.range is not None else label
     if not label:
         return inner

@@ -12,7 +12,7 @@ import pytest
 from asng import Categorical, EvaluationError, Integer, Normal, Optimizer, Real, minimize
 from asng._blackbox import BlackBox
 from asng._covariance import black_box_optimizer, capped_asng
-from asng._evaluation import Outcome
+from asng._evaluation import EvaluationResult
 from tests.helpers.trajectories import BLEND, LETTERS, inner, run
 
 
@@ -153,7 +153,7 @@ def test_noisy_losses_are_ranked_again_by_the_mean_of_equal_values():
         trial = box.next_trial()
         assert trial is not None
         n = trial.candidate.values["n"]
-        box.record(trial, Outcome([0.0, 3.0, 4.0, 5.0][n] + 10.0 * (n == 0 < draws[n])))  # 0 is lucky once
+        box.record(trial, EvaluationResult([0.0, 3.0, 4.0, 5.0][n] + 10.0 * (n == 0 < draws[n])))  # 0 is lucky once
         draws[n] += 1
     assert min(draws.values()) > 0
     assert draws[0] > 2

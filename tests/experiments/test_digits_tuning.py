@@ -109,7 +109,7 @@ def test_weights_that_diverge_are_a_large_loss(lr):
 
 def test_augmentation_moves_images_by_its_strength():
     images = load_split(0).train[0][:50]
-    assert digits.augment(images, 0.0) is images
+    assert digits.random_affine(images, 0.0) is images
     torch.manual_seed(0)
-    near, far = ((digits.augment(images, strength) - images).abs().mean() for strength in (0.01, 0.2))
+    near, far = ((digits.random_affine(images, strength) - images).abs().mean() for strength in (0.01, 0.2))
     assert 0 < near < far / 3

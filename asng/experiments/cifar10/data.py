@@ -221,10 +221,10 @@ def augment_batches(images: ImageSet, chosen: Tensor, generators: Sequence[torch
     """Augmented images, float32 (n, 3, 32, 32), and labels, int64 (n,), of mini-batches of equal size."""
     assert images.labels is not None
     there = send(chosen, images.device)
-    return to_channels_last(augment(images.images[there], *generators)), images.labels[there]
+    return to_fast_layout(augment(images.images[there], *generators)), images.labels[there]
 
 
-def to_channels_last(images: Tensor) -> Tensor:
+def to_fast_layout(images: Tensor) -> Tensor:
     """On the CPU, convert images to channels last, with which the network is about twice as fast.
 
     Not for every network: torch 2.13 writes outside of its memory for 1x1 convolutions of stride 2 in that layout,

@@ -70,7 +70,7 @@ def arrange(paths: Paths) -> CellLayout:
     inputs = [(first, second) for (first, _), (second, _) in paths]
     depths, loose = depths_of(inputs), [2 + node for node in loose_ends(paths)]
     layers = _layers(inputs, depths, loose)
-    lines = [_lines(inputs, depths, layer, states) for layer, states in enumerate(layers)]
+    lines = [_lines_to(inputs, depths, layer, states) for layer, states in enumerate(layers)]
     order = _order(layers, lines, depths)
     takers = zip(inputs, depths[2:], strict=True)
     # The operation on the left takes what comes from further left.
@@ -89,7 +89,7 @@ def _layers(inputs: Inputs, depths: list[int], loose: list[int]) -> list[list[in
     return [[s for s in range(len(depths)) if depths[s] <= layer <= last[s]] for layer in range(max(depths) + 1)]
 
 
-def _lines(inputs: Inputs, depths: list[int], layer: int, states: list[int]) -> Lines:
+def _lines_to(inputs: Inputs, depths: list[int], layer: int, states: list[int]) -> Lines:
     """The lines that lead from the layer above to this one."""
     lines: Lines = []
     for state in states:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from asng.experiments.cifar10.layout import arrange
 from asng.experiments.cifar10.space import NODES, Paths
 
-NAMES = {
+OPERATION_LABELS = {
     "identity": "identity",
     "avg_pool": "avg 3×3",
     "max_pool": "max 3×3",

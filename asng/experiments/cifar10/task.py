@@ -255,7 +255,7 @@ def accuracy(
         for first in range(0, n, batch_size):
             progress(first / n)
             part = slice(first, min(first + batch_size, n))
-            scores = network(data.to_channels_last(data.normalize(images.images[part])))
+            scores = network(data.to_fast_layout(data.normalize(images.images[part])))
             correct += (scores.argmax(1) == images.labels[part]).sum()
     progress(1.0)
     network.train(mode)

@@ -24,7 +24,7 @@ Lists = tuple[Path, Path]  # two text files with the names of training and test 
 Indices = NDArray[np.int64]
 
 
-class Data(NamedTuple):
+class FaceData(NamedTuple):
     """Faces to train and to test with, how they were told apart, and what was wrong with images that were left out."""
 
     train: ImageSet
@@ -41,7 +41,7 @@ def load_faces(
     lists: Lists | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
-) -> Data:
+) -> FaceData:
     """The faces in a folder (see `faces_folder`), cropped and resized once; split by lists, its folders or a seed.
 
     With lists, those are the split; else, if the folder has images in subfolders train and test, these are; else
@@ -59,7 +59,7 @@ def load_faces(
     else:
         rows, split = random_split(len(cached.names), seed), f"drawn with seed {seed}"
     train, test = (_faces(cached, part, device) for part in rows)
-    return Data(train, test, split, cached.damaged)
+    return FaceData(train, test, split, cached.damaged)
 
 
 def describe_faces(train: ImageSet, test: ImageSet) -> str:
