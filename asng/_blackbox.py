@@ -282,7 +282,7 @@ class BlackBox:
         self._judged = []
 
     def _is_concentrated(self) -> bool:
-        """Whether the distribution is as narrow as it may become; with a family of the user's own nobody knows."""
+        """Whether the distribution is as narrow as it may become; False for a family of the user's own."""
         optimizer, family = self.optimizer, self.optimizer._family
         if optimizer._has_custom_family:
             return False
@@ -291,7 +291,7 @@ class BlackBox:
         return bool(distance <= CONCENTRATED * family.root_dimension)
 
     def _start_over(self) -> None:
-        """Restart, or queue what is left of a small space: all of it at the end, as no other restart would be new."""
+        """Restart, or queue the rest of a small space: all of it at the end, as no other restart would be new."""
         is_small = self._n_values <= MAX_LISTED and not self.optimizer._has_custom_family
         is_last = len(self.history) == self._first or self.exhausted == "infeasible"
         if is_small and (is_last or self._n_values - len(self._losses) <= 2 * self.optimizer.population_size):
@@ -339,7 +339,7 @@ class BlackBox:
     # State.
 
     def identity(self) -> dict[str, Any]:
-        """What has to be the same where a state is loaded."""
+        """Settings that a state and the run that loads it must share."""
         seed: Any = self._seed
         if isinstance(seed, np.random.SeedSequence):
             seed = [_entropy_to_json(seed.entropy), list(seed.spawn_key)]

@@ -108,7 +108,7 @@ class Flight(Generic[TrialT]):
 
 
 class InExecutor(Evaluator[TrialT]):
-    """As many evaluations at a time as there are workers, or as `slots` says where the executor does not.
+    """Evaluations in an executor, one per worker at a time, or `slots` where the executor does not tell its workers.
 
     A dead worker breaks a pool of processes and everything in flight with it. The pool is made again, and the
     evaluations in flight are repeated one at a time, so that only the one that breaks the new pool, too, fails.

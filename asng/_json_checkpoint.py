@@ -73,7 +73,7 @@ class JsonCheckpoint:
 
 
 def _through_json(value: Mapping[str, Any]) -> Any:
-    """As it is after JSON: tuples are lists."""
+    """Data after a round trip through JSON: tuples are lists."""
     return json.loads(json.dumps(value, allow_nan=False))
 
 

@@ -28,7 +28,7 @@ FIRST_REPORT, REPORT_INTERVAL = 1.0, 0.2  # seconds: quick minimizations show no
 
 
 class Result(NamedTuple):
-    """What `minimize` found.
+    """The result of `minimize`.
 
     Attributes:
         values: Those with the lowest loss, by name.

@@ -119,7 +119,7 @@ class MetricsFile:
         self._run, self._path = run, run.folder / METRICS
 
     def renew(self) -> None:
-        """As that of the run."""
+        """Renew the run's lock; raises as `Run.renew` does."""
         self._run.renew()
 
     def append(self, record: Mapping[str, Any]) -> None:

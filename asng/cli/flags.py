@@ -54,7 +54,7 @@ class Flag:
 
     @property
     def help(self) -> str:
-        """What it means, and its default."""
+        """The help text and the default."""
         if self.kind is bool or self.default is MISSING or self.default is None or self.default == ():
             return self.text
         values = self.default if isinstance(self.default, tuple) else (self.default,)
@@ -74,7 +74,7 @@ class Flag:
             raise argparse.ArgumentTypeError(f"takes {NUMBER_NAMES[self.kind]}, got {text!r}") from None
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Let a parser accept the flag; what is not given is absent from what it returns."""
+        """Let a parser accept the flag; the parsed arguments have no entry for a flag that is not given."""
         options: dict[str, Any] = {"default": argparse.SUPPRESS}
         if self.kind is bool:
             parser.add_argument(self.option, action=argparse.BooleanOptionalAction, **options)

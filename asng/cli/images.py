@@ -150,7 +150,7 @@ def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
 
 
 def _options(flags: Any, folder: Path) -> dict[str, Any]:
-    """What a run is told besides its settings, from which `asng resume` starts it again; paths are absolute."""
+    """The flags of a run besides its settings, kept for `asng resume`; paths are absolute."""
     where = vars(flags.where) | {"data": data_folder(flags.where.data)}
     given = {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in where.items()}
     given |= {name: getattr(flags, name) for name in ("small", "capture", "tensorboard") if hasattr(flags, name)}

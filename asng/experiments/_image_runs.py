@@ -96,7 +96,7 @@ def evaluate(
 
 
 class Trained(NamedTuple):
-    """What a run has trained so far, or found, and after how many steps."""
+    """The network that a run has trained or found so far, and its number of steps."""
 
     network: nn.Module
     values: Mapping[str, Any]

@@ -35,7 +35,7 @@ Callback = Callable[[Mapping[str, Any]], object]  # told the record of each epoc
 
 
 class _ImageJob(Job):
-    """What searches and trainings have in common."""
+    """Base class of searches and trainings."""
 
     images_per_step: int
 

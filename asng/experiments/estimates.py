@@ -1,4 +1,4 @@
-"""What a run would take, before it is made: its space, networks, steps, time, memory, disk. Nothing is written.
+"""Estimates of a run before it is made: its space, networks, steps, time, memory, disk. Nothing is written.
 
 Times are those of a few real steps, on this machine, of a network that is thrown away.
 """
@@ -106,7 +106,7 @@ def estimate_sweep(sweep: toy.ToySettings) -> Estimate:
 
 
 def describe_space(space: Mapping[str, Variable]) -> Estimate:
-    """How many variables and architectures there are; None where some variable has values without end.
+    """The numbers of variables and architectures; None where a variable has infinitely many values.
 
     >>> from asng import Categorical, Integer, Real
     >>> describe_space({"act": Categorical(["relu", "tanh"]), "depth": Integer(1, 3)})

@@ -205,7 +205,7 @@ def read_records(run: Run, sweep: ToySettings) -> dict[Setting, list[int | None]
 
 
 def _fault(record: dict[str, Any], sweep: ToySettings, settings: list[Setting]) -> str:
-    """What is wrong with a record of the sweep; empty if nothing is."""
+    """The fault of a record of the sweep; empty for a sound one."""
     if fault := mismatch(record, Record):
         return fault
     if tuple(record["setting"]) not in settings:

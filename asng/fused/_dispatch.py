@@ -1,4 +1,4 @@
-"""Which tensors the kernels take."""
+"""Checks of the tensors that the kernels take."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext

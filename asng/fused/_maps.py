@@ -61,7 +61,7 @@ class _ConcatReLU(torch.autograd.Function):
 
 
 def _pad(maps: Sequence[Tensor]) -> list[Tensor]:
-    """As many arguments as the kernels have."""
+    """Pad a list to the number of arguments that the kernels have."""
     return [*maps, *[maps[0]] * (MAX_MAPS - len(maps))]
 
 

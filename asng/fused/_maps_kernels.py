@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def _offsets(index, C: tl.constexpr, COUNT: tl.constexpr):
-    """Where the numbers of one map are among those of all."""
+    """Offsets of the numbers of one map among those of all."""
     return index // C * (COUNT * C) + tl.program_id(1) * C + index % C
 
 

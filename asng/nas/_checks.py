@@ -56,7 +56,7 @@ def objects_in(value: Any, kind: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
 
 
 def _items(value: Any) -> Iterable[Any]:
-    """What a container holds, or an object in its attributes."""
+    """The items of a container, or the attributes of an object."""
     match value:
         case list() | tuple() | set() | frozenset():
             return value

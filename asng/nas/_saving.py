@@ -64,7 +64,7 @@ def save_result(result: "SearchResult", given: str | Path, settings: Mapping[str
 
 
 def _limit_costs(result: "SearchResult") -> list[dict[str, Any]]:
-    """The limits with the costs of what was found, as far as those were measured."""
+    """The limits with the costs of the result, as far as those were measured."""
     costs = result.oneshot.costs  # type: ignore[union-attr]  # of the caller
     measured = [*costs.measure(result.values), *[None] * len(costs.limits)] if costs.limits else []
     return [
@@ -113,7 +113,7 @@ def _tree(modules: Iterable[nn.Module], outside: set[str], left: list[int]) -> l
 
 
 def _parts(decision: Decision) -> Iterable[tuple[str, nn.Module]]:
-    """What a decision chooses among, by its value; of a Repeat, the blocks by their number; "" for what always runs."""
+    """The options of a decision by value, the blocks of a Repeat by number; "" labels modules that always run."""
     if isinstance(decision, OneOf):
         return zip(map(str, decision.positions), decision.options, strict=True)
     if isinstance(decision, Repeat):
@@ -196,7 +196,7 @@ def format_rounded(value: Any) -> str:
 
 
 def _format_parameters(parameters: Any) -> str:
-    """The distribution of a number, or whatever a family of the user's own has."""
+    """The distribution of a number, or the parameters of a family of the user's own."""
     fields: dict[str, float] = getattr(parameters, "_asdict", dict)()
     return ", ".join(f"{name} {number:.4g}" for name, number in fields.items()) or str(parameters)
 

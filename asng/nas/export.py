@@ -100,7 +100,7 @@ def export(
 
 
 def _check_formats(formats: Collection[str] | None, values: Values | None) -> list[str]:
-    """The formats in their order, with what they need; raises as `export` does."""
+    """The formats in their order, with those that they need; raises as `export` does."""
     if isinstance(formats, str):
         raise ValueError(f"formats must be a list, got {formats!r}; give [{formats!r}]")
     wanted = set(EXPORT_FILES if formats is None else formats) - (

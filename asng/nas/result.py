@@ -109,7 +109,7 @@ class Front:
 
 @dataclass(frozen=True, repr=False)
 class SearchResult:
-    """What a search ends with; printed, or as the last line of a notebook's cell, tables of decisions and epochs.
+    """The result of a search; printed, or as the last line of a notebook's cell, tables of decisions and epochs.
 
     Attributes:
         values: The architecture: the most likely feasible one, one value for each decision, by name.
@@ -314,7 +314,7 @@ def _by_probability(oneshot: OneShot) -> Iterator[dict[str, Any]]:
 
 
 def architecture_of(oneshot: OneShot, values: dict[str, Any]) -> Architecture:
-    """An architecture with what a search knows of it."""
+    """An architecture with its probability, feasibility and certainty."""
     arch_optimizer = oneshot.arch_optimizer
     active = oneshot.supernet.active(values)
     space = {name: variable for name, variable in arch_optimizer.space.items() if name in active}  # sums need an order
@@ -331,7 +331,7 @@ def architecture_of(oneshot: OneShot, values: dict[str, Any]) -> Architecture:
 def _certainty_of(
     likely: float, whole: Mapping[str, Variable], active: Mapping[str, Variable], values: Values
 ) -> float:
-    """How far a probability is from that of the start to the largest possible one, in logarithms."""
+    """The position of a probability between that of the start (0) and the largest possible one (1), in logarithms."""
     first = probability(_external(whole, family_of(whole).initial()), active, values)
     largest = probability(sharpest_distribution(whole, values), active, values)
     if not 0 < first < largest:
@@ -398,7 +398,7 @@ def probability(distribution: Mapping[str, Any], space: Mapping[str, Variable], 
 
 
 def certainty(optimizer: Optimizer) -> dict[str, float]:
-    """How certain a search is: the mean of the largest probabilities of its choices, and ASNG's step size."""
+    """Certainty of a search: the mean of the largest probabilities of its choices, and ASNG's step size."""
     largest = [float(np.max(p)) for p in optimizer.distribution().values() if isinstance(p, np.ndarray)]
     record = {"largest_probability": sum(largest) / len(largest)} if largest else {}
     return {**record, "delta": optimizer.delta} if isinstance(optimizer, ASNG) else record

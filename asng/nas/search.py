@@ -277,7 +277,7 @@ def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
 
 
 def _to_plain(value: Any) -> Any:
-    """A value that loads with `weights_only=True`; of what has no such form, its name or class."""
+    """A value that loads with `weights_only=True`; for objects without such a form, their name or class."""
     match value:
         case Tensor() | np.ndarray() | np.generic():
             return value.tolist()

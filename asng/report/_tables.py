@@ -141,7 +141,7 @@ def _dots(numbers: Sequence[float], low: float, high: float) -> Html:
 
 
 def limits_section(runs: Sequence[RunData]) -> Html | None:
-    """Limits of searches beside the costs of what was found, and how many candidates met them."""
+    """Limits of searches, the costs of the results, and the share of candidates that met them."""
     rows = []
     for run in runs:
         shares = [record["feasible"] for record in run.records if is_number(record.get("feasible"))]

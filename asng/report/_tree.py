@@ -41,7 +41,7 @@ def flatten(nodes: list[Node]) -> list[Node]:
 
 
 def _parse_nodes(data: Any, depth: int, left: list[int]) -> list[Node]:
-    """The nodes of a file that anybody may have written; what is none is left out."""
+    """The nodes of an untrusted file; items that are no nodes are left out."""
     nodes = []
     for each in dicts_in(data) if depth < MAX_DEPTH else []:
         left[0] -= 1
@@ -120,7 +120,7 @@ def _decision_box(node: Node, run: RunData) -> Html:
 
 
 def _part(node: Node, label: str, nodes: list[Node], value: Any, run: RunData) -> Html:
-    """What an option or a block holds; folded where it does not run."""
+    """The decisions inside an option or a block; folded where it does not run."""
     inner = element("ul", *(_decision_box(each, run) for each in nodes), class_="tree")
     title = f"block {label}" if node.range is not None else label
     if not label:

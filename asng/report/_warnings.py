@@ -1,4 +1,4 @@
-"""What a reader of a report should be warned of."""
+"""Warnings to the reader of a report."""
 
 import math
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def _unmet_limits(run: RunData) -> Iterator[str]:
 
 
 def _short(run: RunData) -> Iterator[str]:
-    """As the library warns at the end of a search: few steps, and the distribution undecided."""
+    """Warn of few steps or noise, and an undecided distribution, as `nas.search` does."""
     distribution = run.final_distribution
     choices = [parameters for parameters in distribution.values() if not is_normal(parameters)]
     if not choices or not run.records or run.config.get("method") == "uniform":

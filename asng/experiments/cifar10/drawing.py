@@ -177,7 +177,7 @@ def _shade(likely: float | None) -> str:
 
 
 def _legend(figure: Figure, cells: Sequence[DrawnCell]) -> None:
-    """What signs mean, and in a second row how a probability looks."""
+    """Draw the legend: the signs, and in a second row the colors of probabilities."""
     marks: dict[str, Any] = {"marker": "o", "mfc": "white", "mec": "black", "mew": 0.8, "ms": 9, "lw": 0}
     signs = {
         "node: the sum of two operations": Line2D([], [], **marks),

@@ -156,7 +156,7 @@ def run_nodes(
     drop_path: float | Tensor = 0.0,
     add: Callable[..., Tensor] = torch.add,
 ) -> dict[int, Tensor]:
-    """What each source of a cell holds, the nodes included: node i is source 2 + i.
+    """The tensors of the sources of a cell, the nodes included: node i is source 2 + i.
 
     A module applied twice to the same gives the same, so it is computed once. Every path
     except an identity is dropped with a probability, independently for each image; paths that stay are scaled up.

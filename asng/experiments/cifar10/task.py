@@ -26,7 +26,7 @@ Kernels = Literal["fused", "torch"]
 
 @dataclass(frozen=True)
 class Cifar10DataSettings(DataSettings):
-    """Where the images are, and what computes with them."""
+    """The folder of the images, the device and its kernels."""
 
     kernels: Kernels = "fused"
     """On a GPU: fused, Triton kernels for pools, batch norms and separable convolutions; torch, its own."""

@@ -79,7 +79,7 @@ def _layer_variables(encoding: Encoding, widths: Sequence[int]) -> dict[str, Var
 
 
 def layers_in(names: Mapping[str, Any]) -> int:
-    """How many hidden layers there are in a space or in the values of an architecture."""
+    """The number of hidden layers in a space or in the values of an architecture."""
     return sum(name.endswith(".channels") for name in names)
 
 

@@ -41,7 +41,7 @@ Bytes = NDArray[np.uint8]
 
 
 class File(NamedTuple):
-    """What tells, at little cost, whether a file is still the same."""
+    """A cheap fingerprint of a file: equal as long as the file is unchanged."""
 
     name: str
     bytes: int
@@ -90,7 +90,7 @@ def _walk(folder: Path) -> Iterator[File]:
 
 
 def read_boxes(path: Path) -> dict[str, FaceBox]:
-    """Where the faces are in CelebA's original images, by the name of the image file."""
+    """Read the positions of the faces in CelebA's original images, by the name of the image file."""
     lines = read_text(path, "download it again").splitlines()
     boxes: dict[str, FaceBox] = {}
     try:

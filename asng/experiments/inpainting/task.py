@@ -34,7 +34,7 @@ DROPS = (0.4, 0.8)  # shares of the training after which the learning rate is a 
 
 @dataclass(frozen=True)
 class FaceSettings(DataSettings):
-    """Which faces there are, and which of them are for what, where their folders do not say it."""
+    """The faces, and the lists that split them where their folders do not."""
 
     train_list: Path | None = None
     """A text file with the names of the training images, one in each line."""
