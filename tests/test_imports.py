@@ -32,6 +32,7 @@ MAY_IMPORT["integrations"] = {"integrations", *CORE}
 MAY_IMPORT["_html"] |= {"_untrusted"}
 MAY_IMPORT["report"] = {
     "report",
+    "_convergence",
     "_html",
     "experiments",
     "runs",
@@ -45,6 +46,7 @@ MAY_IMPORT["_files"] = {"_files", "_untrusted"}
 MAY_IMPORT["_untrusted"] = {"_untrusted"}
 MAY_IMPORT["_json_checkpoint"] = {"_json_checkpoint", "_files", "_untrusted"}
 MAY_IMPORT["_signals"] = {"_signals"}
+MAY_IMPORT["_convergence"] = {"_convergence"}
 MAY_IMPORT["minimize"] |= {"_json_checkpoint", "_progress", "_signals"}
 for room in ("_blackbox", "_variable", "_values"):
     MAY_IMPORT[room] |= {"_untrusted"}
@@ -52,7 +54,7 @@ MAY_IMPORT["fused"] = {"fused"}
 MAY_IMPORT["runs"] = {"runs", "_checks", "_files", "_untrusted", "asng"}  # the package: its version
 for room in ("cli", "experiments", "nas"):
     MAY_IMPORT[room] |= {"_files", "_progress", "_untrusted"}
-MAY_IMPORT["nas"] |= {"fused", "_signals", "asng"}  # the package itself: its version
+MAY_IMPORT["nas"] |= {"fused", "_convergence", "_signals", "asng"}  # the package itself: its version
 MAY_IMPORT["_progress"] = {"_progress"}
 MAY_IMPORT["asng"] = {"asng", *CORE}  # the package itself: the public names of the core
 MAY_IMPORT["__main__"] = {"cli"}
@@ -66,6 +68,7 @@ THIRD_PARTY = {room: {"numpy"} for room in ("asng", *CORE)} | {
     "_files": set(),
     "_untrusted": set(),
     "_signals": set(),
+    "_convergence": set(),
     "_json_checkpoint": set(),
     "_progress": {"rich"},
     "report": {"numpy", "matplotlib", "jinja2"},

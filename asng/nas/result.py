@@ -13,6 +13,7 @@ from torch import nn
 
 from asng._asktell import Optimizer, describe_distribution
 from asng._checks import check_int
+from asng._convergence import MIN_CERTAINTY, MIN_STEPS, is_noise
 from asng._html import decisions_table, element, notebook, rows_table
 from asng._ragged import Array
 from asng._untrusted import shorten
@@ -25,10 +26,6 @@ from asng.nas.supernet import Values
 from asng.optimizer import ASNG
 from asng.space import Variable, family_of
 
-MIN_STEPS = 5  # per free parameter of the distribution: about what it takes without noise
-MIN_CERTAINTY = 0.9  # of a search that has had fewer
-NOISY_STEPS = 20  # per free parameter, after which delta tells noise
-NOISE = 5.0  # delta times steps over the root of the free parameters: about 3 on noise, growing with steps otherwise
 DRAWS = 1000  # candidates drawn where the most likely values do not suffice
 
 
@@ -372,9 +369,9 @@ def warn_if_short(found: SearchResult, steps: int) -> None:
             f"{len(space)} decisions such as these take at least {MIN_STEPS * free}; search for more epochs",
             stacklevel=3,
         )
-    elif steps >= NOISY_STEPS * free and getattr(optimizer, "delta", math.inf) * steps < NOISE * math.sqrt(free):
+    elif isinstance(optimizer, ASNG) and is_noise(optimizer.delta, steps, free):
         warnings.warn(
-            f"the scores were mostly noise: the step size delta fell to {optimizer.delta:.2g} in {steps} steps, as it "  # type: ignore[attr-defined]
+            f"the scores were mostly noise: the step size delta fell to {optimizer.delta:.2g} in {steps} steps, as it "
             "does where scores are random; judge by larger batches, or let nas.rerank choose",
             stacklevel=3,
         )
