@@ -13,7 +13,7 @@ from asng._asktell import Candidate, Optimizer, Seed
 from asng._checks import MAX_CANDIDATES, as_float, as_int, check_bool, check_int
 from asng._covariance import CovarianceASNG, black_box_optimizer, default_population_size
 from asng._decoding import Space
-from asng._evaluation import EvaluationResult
+from asng._evaluation import CallResult
 from asng._ragged import Array
 from asng._untrusted import mismatch
 from asng._variable import Variable, stable_repr
@@ -199,12 +199,12 @@ class BlackBox:
         self.trials[trial] = []
         return trial
 
-    def record(self, trial: Trial, outcome: EvaluationResult) -> Evaluation:
+    def record(self, trial: Trial, outcome: CallResult) -> Evaluation:
         """Take the outcome of a trial in; a whole population is told."""
         self.is_whole = False
         others = self.trials.pop(trial)
         if unknown := set(outcome.active or ()) - self._variables.keys():
-            outcome = EvaluationResult(math.inf, f"it returned {min(unknown)!r}, which is not in the space, as active")
+            outcome = CallResult(math.inf, f"it returned {min(unknown)!r}, which is not in the space, as active")
         self.last_cause = outcome.cause
         evaluation = self._remember(trial, outcome.loss, outcome.error, outcome.active)
         if trial.start == len(self.optimizers) - 1:
@@ -360,19 +360,12 @@ class BlackBox:
             "entropy": [self._entropy, list(self._spawn_key)],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "history": [
-                [
-                    trial.candidate.x.tolist(),
-                    trial.start,
-                    _finite_or_none(e.loss),
-                    e.error,
-                    self._active_names(trial.key),
-                ]
+                [trial.candidate.x.tolist(), trial.start, _to_json(e.loss), e.error, self._active_names(trial.key)]
                 for e, trial in rows
             ],
             "queue": [candidate.x.tolist() for candidate in (*flying, *self._queue)],
             "judged": [
-                [each.x.tolist(), _finite_or_none(each.loss), list(map(_finite_or_none, each.violation))]
-                for each in self._judged
+                [each.x.tolist(), _to_json(each.loss), list(map(_to_json, each.violation))] for each in self._judged
             ],
             "counters": [self._stale, self._barren, self._settled],
             "is_listing": self._is_listing,
@@ -393,12 +386,12 @@ class BlackBox:
             candidate = self._candidate(x)
             if active is not None and not self._variables.keys() >= set(active):
                 raise ValueError(f"{active} are not all in the space")
-            self._remember(Trial(candidate, self._key(candidate), start), _infinity_if_none(loss), error, active)
+            self._remember(Trial(candidate, self._key(candidate), start), _from_json(loss), error, active)
         self._queue.extend(map(self._candidate, state["queue"]))
         for x, loss, (first, second) in state["judged"]:
-            candidate, violation = self._candidate(x), (first, _infinity_if_none(second))
+            candidate, violation = self._candidate(x), (first, _from_json(second))
             key = self._key(candidate) if violation == FEASIBLE else None
-            self._judged.append(Judged(candidate.x, _infinity_if_none(loss), violation, key))
+            self._judged.append(Judged(candidate.x, _from_json(loss), violation, key))
         self._stale, self._barren, self._settled = state["counters"]
         self._is_listing = state["is_listing"]
         self._started_before, self._told_before, self._first = state["before"]
@@ -429,9 +422,9 @@ def _entropy_to_json(entropy: Any) -> Any:
     return entropy if entropy is None or isinstance(entropy, int) else [int(each) for each in entropy]
 
 
-def _finite_or_none(number: float) -> float | None:
+def _to_json(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _infinity_if_none(number: float | None) -> float:
+def _from_json(number: float | None) -> float:
     return math.inf if number is None else number

@@ -17,7 +17,7 @@ MAX_TEXT = 200  # characters of an error
 MIN_POLL, MAX_POLL = 0.01, 3600.0  # seconds between two looks at running evaluations
 
 
-class EvaluationResult(NamedTuple):
+class CallResult(NamedTuple):
     """The loss of an evaluation, infinity where it failed; why it failed, or an empty text; what it raised.
 
     `active` are the names of the variables that had an effect, or None for all.
@@ -29,10 +29,10 @@ class EvaluationResult(NamedTuple):
     active: frozenset[str] | None = None
 
 
-def to_evaluation_result(returned: Any) -> EvaluationResult:
+def to_call_result(returned: Any) -> CallResult:
     """Check what a black box returned, a loss or (loss, active); infinity is a loss, the worst.
 
-    >>> to_evaluation_result(2).loss, to_evaluation_result(math.nan).error, to_evaluation_result(None).error
+    >>> to_call_result(2).loss, to_call_result(math.nan).error, to_call_result(None).error
     (2.0, 'it returned nan', 'it must return a number, got None')
     """
     active = None
@@ -41,10 +41,8 @@ def to_evaluation_result(returned: Any) -> EvaluationResult:
             returned, active = returned[0], _to_names(returned[1])
         loss = as_float(returned, "it must return a number")
     except ValueError as error:
-        return EvaluationResult(math.inf, str(error)[:MAX_TEXT])
-    return (
-        EvaluationResult(loss, active=active) if loss > -math.inf else EvaluationResult(math.inf, f"it returned {loss}")
-    )
+        return CallResult(math.inf, str(error)[:MAX_TEXT])
+    return CallResult(loss, active=active) if loss > -math.inf else CallResult(math.inf, f"it returned {loss}")
 
 
 def _to_names(active: Any) -> frozenset[str]:
@@ -53,7 +51,7 @@ def _to_names(active: Any) -> frozenset[str]:
     return frozenset(active)
 
 
-def failure(error: BaseException) -> EvaluationResult:
+def failure(error: BaseException) -> CallResult:
     """The outcome of an evaluation that raised, without its local variables; Ctrl-C is raised again."""
     if isinstance(error, KeyboardInterrupt):
         raise error
@@ -63,7 +61,7 @@ def failure(error: BaseException) -> EvaluationResult:
         text = (str(error).splitlines() or [""])[0]
     except Exception:  # of the user's own
         text = ""
-    return EvaluationResult(math.inf, f"{name}: {text}"[:MAX_TEXT] if text else name, error)
+    return CallResult(math.inf, f"{name}: {text}"[:MAX_TEXT] if text else name, error)
 
 
 class Evaluator(Generic[TrialT]):
@@ -74,19 +72,19 @@ class Evaluator(Generic[TrialT]):
 
     def __init__(self, f: Callable[[Values], Any]) -> None:
         self._f = f
-        self._done: list[tuple[TrialT, EvaluationResult]] = []
+        self._done: list[tuple[TrialT, CallResult]] = []
 
     def has_room(self) -> bool:
         return not self._done
 
     def submit(self, trial: TrialT, values: Values) -> None:
         try:
-            outcome = to_evaluation_result(self._f(values))
+            outcome = to_call_result(self._f(values))
         except (Exception, SystemExit) as error:
             outcome = failure(error)
         self._done.append((trial, outcome))
 
-    def wait(self) -> list[tuple[TrialT, EvaluationResult]]:
+    def wait(self) -> list[tuple[TrialT, CallResult]]:
         done, self._done = self._done, []
         return done
 
@@ -143,7 +141,7 @@ class InExecutor(Evaluator[TrialT]):
     def submit(self, trial: TrialT, values: Values) -> None:
         self._start(Flight(trial, values, 0.0))
 
-    def wait(self) -> list[tuple[TrialT, EvaluationResult]]:
+    def wait(self) -> list[tuple[TrialT, CallResult]]:
         while True:
             if self._suspects and not self._flights and self._lost is None:
                 self._isolating = True
@@ -180,7 +178,7 @@ class InExecutor(Evaluator[TrialT]):
         flight.submitted, flight.started = time.monotonic(), None
         self._flights[future] = flight
 
-    def _collect(self) -> list[tuple[TrialT, EvaluationResult]]:
+    def _collect(self) -> list[tuple[TrialT, CallResult]]:
         """The outcomes of evaluations that ended; those that went down with a broken executor become suspects."""
         done, broken = [], None
         for future in [future for future in self._flights if future.done()]:
@@ -189,7 +187,7 @@ class InExecutor(Evaluator[TrialT]):
                 if isinstance(error, BrokenExecutor):
                     broken = error
                     continue
-                outcome = to_evaluation_result(future.result()) if error is None else failure(error)
+                outcome = to_call_result(future.result()) if error is None else failure(error)
             except CancelledError as error:
                 outcome = failure(error)
             done.append((self._flights.pop(future).trial, outcome))
@@ -203,7 +201,7 @@ class InExecutor(Evaluator[TrialT]):
             self._replace_executor(broken)
         return done
 
-    def _time_out(self) -> list[tuple[TrialT, EvaluationResult]]:
+    def _time_out(self) -> list[tuple[TrialT, CallResult]]:
         """The outcomes of evaluations that have run for too long."""
         now = time.monotonic()
         for future, flight in self._flights.items():
@@ -211,7 +209,7 @@ class InExecutor(Evaluator[TrialT]):
                 flight.started = now
         past = [future for future, flight in self._flights.items() if now > self._deadline(flight)]
         late = [future for future in past if self._flights[future].started is not None] or past[:1]  # or the oldest
-        outcome = EvaluationResult(math.inf, f"no result within {self._timeout:g} seconds")
+        outcome = CallResult(math.inf, f"no result within {self._timeout:g} seconds")
         self._hung += [future for future in late if not future.cancel()]
         done = [(self._flights.pop(future).trial, outcome) for future in late]
         if done and _kill_workers(self._executor):  # or the hanging worker would stay occupied

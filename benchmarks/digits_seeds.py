@@ -78,9 +78,7 @@ def search_one(settings: digits.DigitsSettings, seed: int) -> dict[str, Any]:
     return {**row, "found": row["most_likely"] if found == likely else train(settings, seed, data, found)}
 
 
-def train(
-    settings: digits.DigitsSettings, seed: int, data: digits.DigitsSplit, values: dict[str, Any]
-) -> dict[str, Any]:
+def train(settings: digits.DigitsSettings, seed: int, data: digits.Data, values: dict[str, Any]) -> dict[str, Any]:
     """An architecture, and its test accuracies after several trainings."""
     trained = [digits.train(settings, seed + more, data, values) for more in TRAINING_SEEDS]
     accuracies = [each["accuracy"] for each in trained]

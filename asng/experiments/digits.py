@@ -83,7 +83,7 @@ UNTUNED: Hyper = {"lr": DigitsSettings.lr, "weight_decay": 3e-4, "augmentation":
 
 
 @dataclass(frozen=True)
-class DigitsSplit:
+class Data:
     """Images (n, 1, 8, 8) in [0, 1] and labels, split by a seed: half of the training set judges."""
 
     train: tuple[Tensor, Tensor]
@@ -91,7 +91,7 @@ class DigitsSplit:
     test: tuple[Tensor, Tensor]
 
 
-def load_split(seed: int) -> DigitsSplit:
+def load_split(seed: int) -> Data:
     """1,797 digits: 600 each to train and to judge in the search, 597 to test."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
@@ -100,7 +100,7 @@ def load_split(seed: int) -> DigitsSplit:
     labels = torch.tensor(digits.target)
     order = torch.from_numpy(np.random.default_rng([seed, 1]).permutation(len(labels)))
     parts = [(images[part], labels[part]) for part in torch.split(order, [600, 600, 597])]
-    return DigitsSplit(*parts)
+    return Data(*parts)
 
 
 class ShuffledBatches:
@@ -136,7 +136,7 @@ def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor], augmenta
 def search(
     settings: DigitsSettings,
     seed: int,
-    data: DigitsSplit,
+    data: Data,
     progress: Progress = no_progress,
     checkpoint: Checkpoint | None = None,
     callback: Callable[[Any], Any] | None = None,
@@ -158,13 +158,13 @@ def search(
     }
 
 
-def second_stage(oneshot: nas.OneShot, data: DigitsSplit) -> nas.Architecture:
+def second_stage(oneshot: nas.OneShot, data: Data) -> nas.Architecture:
     """Of the likely architectures, the one with the lowest loss on all validation images, with the shared weights."""
     return nas.rerank(oneshot, [data.valid], classification_loss, k=TOP_K, recalibrate_on=[data.train])[0]
 
 
 def make_search(
-    settings: DigitsSettings, seed: int, data: DigitsSplit, callback: Callable[[Any], Any] | None = None
+    settings: DigitsSettings, seed: int, data: Data, callback: Callable[[Any], Any] | None = None
 ) -> tuple[nas.OneShot, LoaderJob]:
     """A search before its first step, and the job that runs it."""
     torch.manual_seed(seed)
@@ -184,13 +184,7 @@ def make_weight_optimizer(hyper: Hyper, model: nn.Module) -> torch.optim.Optimiz
 
 
 def train(
-    settings: Any,
-    seed: int,
-    data: DigitsSplit,
-    values: dict[str, Any],
-    *,
-    hold_out: bool = False,
-    hyper: Hyper | None = None,
+    settings: Any, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
 ) -> dict[str, Any]:
     """An architecture trained from scratch: accuracies, parameters and seconds.
 
@@ -210,13 +204,7 @@ def train(
 
 
 def train_network(
-    settings: Any,
-    seed: int,
-    data: DigitsSplit,
-    values: dict[str, Any],
-    *,
-    hold_out: bool = False,
-    hyper: Hyper | None = None,
+    settings: Any, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
 ) -> nn.Module:
     """The network of `train`."""
     hyper = hyper or {**UNTUNED, "lr": settings.lr}

@@ -22,7 +22,7 @@ from asng._progress import Progress, no_progress
 from asng.experiments import digits
 from asng.experiments.digits import (
     UNTUNED,
-    DigitsSplit,
+    Data,
     Hyper,
     Net,
     ShuffledBatches,
@@ -87,7 +87,7 @@ class TrainingRecord(TypedDict):
 
 
 def search(
-    settings: TuneSettings, hyper: Hyper, data: DigitsSplit, is_behind: Callable[[list[float]], bool], kind: str
+    settings: TuneSettings, hyper: Hyper, data: Data, is_behind: Callable[[list[float]], bool], kind: str
 ) -> dict[str, Any]:
     """One trial: a search, ended once it is behind."""
     torch.manual_seed(settings.seed)
@@ -123,7 +123,7 @@ def _finite(loss: float) -> float:
     return loss if math.isfinite(loss) else DIVERGED
 
 
-def train(settings: TuneSettings, trial: dict[str, Any], data: DigitsSplit, kind: str) -> dict[str, Any]:
+def train(settings: TuneSettings, trial: dict[str, Any], data: Data, kind: str) -> dict[str, Any]:
     """The architecture of a trial from scratch, with its hyper-parameters, on all training images."""
     trained = digits.train(settings, settings.seed, data, trial["values"], hyper=trial["hyper"])
     return {"kind": kind, "accuracy": trained["accuracy"], "parameters": trained["parameters"]}

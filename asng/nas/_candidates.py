@@ -201,12 +201,10 @@ def gather_numbers(outcomes: Sequence[Outcome | None], device: torch.device) -> 
         metrics = {name: next(numbers) if isinstance(v, Tensor) else v for name, v in outcome.metrics.items()}
         read[index] = Numbers(loss, metrics, outcome is FAILED, outcome.weight)
     everywhere = _distributed.gather_objects(read)
-    return [
-        _merge_parts([part[index] for part in everywhere if index in part]) for index in sorted({*chain(*everywhere)})
-    ]
+    return [_merge([part[index] for part in everywhere if index in part]) for index in sorted({*chain(*everywhere)})]
 
 
-def _merge_parts(parts: Sequence[Numbers]) -> Numbers:
+def _merge(parts: Sequence[Numbers]) -> Numbers:
     """The numbers of one candidate, of which several processes ran a part each."""
     if len(parts) == 1 or any(part.failed for part in parts):
         return max(parts, key=lambda part: part.failed)

@@ -24,7 +24,7 @@ from asng.nas.architecture import to_json
 from asng.nas.supernet import Values, space_of
 
 WEIGHTS = "weights.safetensors"
-EXPORT_FILES = {
+FILES = {
     "json": "architecture.json",
     "safetensors": WEIGHTS,
     "python": "network.py",
@@ -84,7 +84,7 @@ def export(
             f"the model has decisions ({', '.join(names[:5])}); export what nas.extract(model, values) returns"
         )
     chosen = _check_formats(formats, values)
-    paths = {name: Path(folder) / EXPORT_FILES[name] for name in chosen}
+    paths = {name: Path(folder) / FILES[name] for name in chosen}
     for path in paths.values():
         if path.exists() or path.is_symlink():
             raise ValueError(f"{path} exists already and is not overwritten; choose another folder, or remove it")
@@ -103,11 +103,9 @@ def _check_formats(formats: Collection[str] | None, values: Values | None) -> li
     """The formats in their order, with those that they need; raises as `export` does."""
     if isinstance(formats, str):
         raise ValueError(f"formats must be a list, got {formats!r}; give [{formats!r}]")
-    wanted = set(EXPORT_FILES if formats is None else formats) - (
-        {"json"} if formats is None and values is None else set()
-    )
-    if not wanted or (unknown := sorted(wanted - EXPORT_FILES.keys())):
-        raise ValueError(f"formats are some of {', '.join(EXPORT_FILES)}, got {unknown[0] if wanted else formats!r}")
+    wanted = set(FILES if formats is None else formats) - ({"json"} if formats is None and values is None else set())
+    if not wanted or (unknown := sorted(wanted - FILES.keys())):
+        raise ValueError(f"formats are some of {', '.join(FILES)}, got {unknown[0] if wanted else formats!r}")
     if "json" in wanted and values is None:
         raise ValueError("the format json is the architecture; give its values, or leave the format out")
     if "python" in wanted:
@@ -120,7 +118,7 @@ def _check_formats(formats: Collection[str] | None, values: Values | None) -> li
                 raise ImportError(
                     f"the format {name} needs {library} ({error}): pip install 'asng[export]', or choose other formats"
                 ) from None
-    return [name for name in EXPORT_FILES if name in wanted]
+    return [name for name in FILES if name in wanted]
 
 
 def _to_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallInputs:
@@ -192,7 +190,7 @@ class _Contents:
             torch.export.save(self._program(), file)
             file.seek(0)
             module = torch.export.load(file).module()
-        self._check(EXPORT_FILES["torch"], lambda inputs: _run(module, inputs))
+        self._check(FILES["torch"], lambda inputs: _run(module, inputs))
         return file.getvalue()
 
     def to_onnx(self) -> bytes:
@@ -208,7 +206,7 @@ class _Contents:
             given = zip(names, (tensor.numpy() for tensor in _flatten(inputs)), strict=True)
             return [torch.from_numpy(each) for each in session.run(None, dict(given))]
 
-        self._check(EXPORT_FILES["onnx"], run)
+        self._check(FILES["onnx"], run)
         return content
 
     def _program(self) -> Any:

@@ -22,10 +22,7 @@ def draw_autoencoder(values: Mapping[str, Any], title: str) -> Html:
     layers = [(layer, size) for layer, runs, size in encoding.sizes(encoding.chain(values), encoding.SIZE) if runs]
     height, width = TOP * 2 + ROW * len(layers) + BOX + 12, 2 * (LEFT + WIDTH) + GAP
     right = LEFT + WIDTH + GAP
-    parts = [
-        *_layer_box(LEFT, TOP, "image", "3 × 64 × 64", "end"),
-        *_layer_box(right, TOP, "output", "3 × 64 × 64", "end"),
-    ]
+    parts = [*_box(LEFT, TOP, "image", "3 × 64 × 64", "end"), *_box(right, TOP, "output", "3 × 64 × 64", "end")]
     for row, (layer, size) in enumerate(layers, start=1):
         parts += _row(layer, size, TOP + ROW * row, right, is_last=row == len(layers))
     words = "; ".join(" ".join(line.split()) for line in encoding.describe_chain(values).splitlines())
@@ -57,10 +54,10 @@ def _row(layer: encoding.Layer, size: tuple[int, int], y: int, right: int, is_la
         parts.append(element("path", d=turn, class_="line arrow"))
     name = f"layer {layer.number}: {kernel}" + ("" if layer.skip else ", halves")
     mirror = f"mirror {layer.number}: {kernel}" + ("" if layer.skip else ", doubles")
-    return [*parts, *_layer_box(LEFT, y, name, shape, look), *_layer_box(right, y, mirror, "", look)]
+    return [*parts, *_box(LEFT, y, name, shape, look), *_box(right, y, mirror, "", look)]
 
 
-def _layer_box(x: int, y: int, name: str, shape: str, look: str) -> list[Html]:
+def _box(x: int, y: int, name: str, shape: str, look: str) -> list[Html]:
     middle = x + WIDTH // 2
     box = element("rect", x=x, y=y, width=WIDTH, height=BOX, rx=5, class_=look)
     first = element("text", name, x=middle, y=y + BOX // 2 - (6 if shape else 0), class_="name")

@@ -24,7 +24,7 @@ class Node(NamedTuple):
 
 def tree_of(run: RunData) -> list[Node]:
     """The tree of a run's decisions; all decisions that are not in it follow at its end."""
-    nodes = _parse_nodes(run.summary.get("tree"), 0, [MAX_NODES])
+    nodes = _parse(run.summary.get("tree"), 0, [MAX_NODES])
     shown = {node.name for node in flatten(nodes)}
     return _filter(nodes, run) + _group({name: name for name in run.values if name not in shown}, 0)
 
@@ -40,7 +40,7 @@ def flatten(nodes: list[Node]) -> list[Node]:
     return [each for node in nodes for each in (node, *(n for part in node.inside.values() for n in flatten(part)))]
 
 
-def _parse_nodes(data: Any, depth: int, left: list[int]) -> list[Node]:
+def _parse(data: Any, depth: int, left: list[int]) -> list[Node]:
     """The nodes of an untrusted file; items that are no nodes are left out."""
     nodes = []
     for each in dicts_in(data) if depth < MAX_DEPTH else []:
@@ -49,9 +49,7 @@ def _parse_nodes(data: Any, depth: int, left: list[int]) -> list[Node]:
             continue
         inside: Any = each.get("inside")
         parts = (
-            {label: _parse_nodes(part, depth + 1, left) for label, part in inside.items()}
-            if isinstance(inside, dict)
-            else {}
+            {label: _parse(part, depth + 1, left) for label, part in inside.items()} if isinstance(inside, dict) else {}
         )
         ends = _parse_range(each.get("range"))
         nodes.append(Node(each["name"], parts, ends, ends is not None and ends[0] > 0 and each.get("log") is True))

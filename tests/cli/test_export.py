@@ -15,7 +15,7 @@ from asng.experiments.cifar10 import data, drawing
 from asng.experiments.cifar10.task import Cifar10
 from asng.experiments.inpainting.task import Inpainting
 from asng.nas._loop import Checkpoint, run_job
-from asng.nas.export import EXPORT_FILES
+from asng.nas.export import FILES
 from tests.helpers.commands import refusal, run, unexplained_flags
 from tests.helpers.elsewhere import WITH_ONNXRUNTIME, WITH_SOURCE, WITH_TORCH, run_elsewhere
 from tests.helpers.small_cifar10 import random_files, release_of, write
@@ -78,7 +78,7 @@ def test_the_network_of_a_run_runs_elsewhere_and_computes_the_same(name, runs):
     done = run("export", str(runs / name), "--out", str(out), *needed)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith(WORDS[name])
-    assert {path.name for path in out.iterdir()} == set(EXPORT_FILES.values())
+    assert {path.name for path in out.iterdir()} == set(FILES.values())
     network = network_of(name, runs).eval()
     saved = json.loads((out / "architecture.json").read_text())
     found = json.loads((runs / name / "architecture.json").read_text())

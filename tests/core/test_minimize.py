@@ -9,7 +9,7 @@ import pytest
 from asng import Categorical, EvaluationError, Integer, Normal, Real, minimize
 from asng._blackbox import BlackBox
 from asng._covariance import black_box_optimizer, capped_asng
-from asng._evaluation import EvaluationResult
+from asng._evaluation import CallResult
 from tests.helpers.black_boxes import LINE, WIDE, Recorder, sphere
 from tests.helpers.trajectories import BLEND, LETTERS, inner, run
 
@@ -131,7 +131,7 @@ def test_noisy_losses_are_ranked_again_by_the_mean_of_equal_values():
         trial = box.next_trial()
         assert trial is not None
         n = trial.candidate.values["n"]
-        box.record(trial, EvaluationResult([0.0, 3.0, 4.0, 5.0][n] + 10.0 * (n == 0 < draws[n])))  # 0 is lucky once
+        box.record(trial, CallResult([0.0, 3.0, 4.0, 5.0][n] + 10.0 * (n == 0 < draws[n])))  # 0 is lucky once
         draws[n] += 1
     assert min(draws.values()) > 0
     assert draws[0] > 2

@@ -303,9 +303,7 @@ def digits_search() -> Values:
     return {"portable": {"losses": losses[:36]}, "bits": bits}
 
 
-def _digits_most_likely(
-    settings: digits.DigitsSettings, data: digits.DigitsSplit
-) -> tuple[nas.Architecture, list[float]]:
+def _digits_most_likely(settings: digits.DigitsSettings, data: digits.Data) -> tuple[nas.Architecture, list[float]]:
     """The most likely architecture of a search with seed 0, and all losses of the search."""
     with recorded_losses(digits, "classification_loss") as losses:
         oneshot, job = digits.make_search(settings, 0, data)

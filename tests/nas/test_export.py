@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from asng import fused, nas
-from asng.nas.export import EXPORT_FILES
+from asng.nas.export import FILES
 from asng.space import Integer, Real
 from tests.helpers.elsewhere import WITH_ONNXRUNTIME, WITH_SOURCE, WITH_TORCH, run_elsewhere
 
@@ -89,7 +89,7 @@ def exported(network, tmp_path_factory):
 @pytest.mark.long
 def test_all_formats_are_written(exported):
     names = {path.name for path in exported[0].iterdir() if not path.name.startswith(("in", "out"))}
-    assert names == set(EXPORT_FILES.values())
+    assert names == set(FILES.values())
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from typing import ClassVar
 from asng.experiments.cifar10.layout import arrange
 from asng.experiments.cifar10.space import NODES, Paths
 
-OPERATION_LABELS = {
+LABELS = {
     "identity": "identity",
     "avg_pool": "avg 3×3",
     "max_pool": "max 3×3",
