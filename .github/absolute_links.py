@@ -1,6 +1,6 @@
 """Make the relative links of README.md absolute, in place: PyPI shows the page without the repository around it.
 
-    python .github/absolute_links.py https://github.com/OWNER/NAME v0.1.0
+python .github/absolute_links.py https://github.com/OWNER/NAME v0.1.0
 """
 
 import re

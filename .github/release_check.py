@@ -1,7 +1,7 @@
 """Say whether the version, the changelog and the citation agree, and with a tag whether they are ready for it.
 
-    python .github/release_check.py           while the changelog's section may still be called unreleased
-    python .github/release_check.py v0.1.0    for a release: the section has a date, and the tag is the version
+python .github/release_check.py           while the changelog's section may still be called unreleased
+python .github/release_check.py v0.1.0    for a release: the section has a date, and the tag is the version
 """
 
 import re

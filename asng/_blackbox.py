@@ -13,10 +13,10 @@ from asng._asktell import Candidate, Optimizer, Seed
 from asng._checks import MAX_CANDIDATES, as_float, as_int, check_bool, check_int
 from asng._covariance import CovarianceASNG, black_box_optimizer, default_population_size
 from asng._decoding import Space
-from asng._evaluation import Outcome
+from asng._evaluation import CallResult
 from asng._ragged import Array
 from asng._untrusted import mismatch
-from asng.space import Variable, describe
+from asng._variable import Variable, stable_repr
 
 Limits = Sequence[Callable[[dict[str, Any]], Any]]
 Violation = tuple[int, float]  # limits not reached, violation of the first violated one
@@ -199,12 +199,12 @@ class BlackBox:
         self.trials[trial] = []
         return trial
 
-    def record(self, trial: Trial, outcome: Outcome) -> Evaluation:
+    def record(self, trial: Trial, outcome: CallResult) -> Evaluation:
         """Take the outcome of a trial in; a whole population is told."""
         self.is_whole = False
         others = self.trials.pop(trial)
         if unknown := set(outcome.active or ()) - self._variables.keys():
-            outcome = Outcome(math.inf, f"it returned {min(unknown)!r}, which is not in the space, as active")
+            outcome = CallResult(math.inf, f"it returned {min(unknown)!r}, which is not in the space, as active")
         self.last_cause = outcome.cause
         evaluation = self._remember(trial, outcome.loss, outcome.error, outcome.active)
         if trial.start == len(self.optimizers) - 1:
@@ -282,7 +282,7 @@ class BlackBox:
         self._judged = []
 
     def _is_concentrated(self) -> bool:
-        """Whether the distribution is as narrow as it may become; with a family of the user's own nobody knows."""
+        """Whether the distribution is as narrow as it may become; False for a family of the user's own."""
         optimizer, family = self.optimizer, self.optimizer._family
         if optimizer._has_custom_family:
             return False
@@ -291,7 +291,7 @@ class BlackBox:
         return bool(distance <= CONCENTRATED * family.root_dimension)
 
     def _start_over(self) -> None:
-        """Restart, or queue what is left of a small space: all of it at the end, as no other restart would be new."""
+        """Restart, or queue the rest of a small space: all of it at the end, as no other restart would be new."""
         is_small = self._n_values <= MAX_LISTED and not self.optimizer._has_custom_family
         is_last = len(self.history) == self._first or self.exhausted == "infeasible"
         if is_small and (is_last or self._n_values - len(self._losses) <= 2 * self.optimizer.population_size):
@@ -331,7 +331,7 @@ class BlackBox:
 
     def _violation(self, values: dict[str, Any]) -> Violation:
         for index, limit in enumerate(self._limits):
-            number = _to_violation(limit(dict(values)), _name(limit))
+            number = _to_violation(limit(dict(values)), _limit_name(limit))
             if not number <= 0:
                 return len(self._limits) - index - 1, math.inf if math.isnan(number) else number
         return FEASIBLE
@@ -339,17 +339,17 @@ class BlackBox:
     # State.
 
     def identity(self) -> dict[str, Any]:
-        """What has to be the same where a state is loaded."""
+        """Settings that a state and the run that loads it must share."""
         seed: Any = self._seed
         if isinstance(seed, np.random.SeedSequence):
             seed = [_entropy_to_json(seed.entropy), list(seed.spawn_key)]
         return {
             "space": self._space.describe(),
             "population_size": self.population_size,
-            "initial": {name: describe(prior) for name, prior in (self._initial or {}).items()},
+            "initial": {name: stable_repr(prior) for name, prior in (self._initial or {}).items()},
             "seed": seed,
             "noisy": self._noisy,
-            "limits": list(map(_name, self._limits)),
+            "limits": list(map(_limit_name, self._limits)),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -404,7 +404,7 @@ class BlackBox:
         return Candidate(self._space.decode(draw[None])[0], draw)
 
 
-def _name(limit: Any) -> str:
+def _limit_name(limit: Any) -> str:
     return str(getattr(limit, "__name__", type(limit).__name__))
 
 

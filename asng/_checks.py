@@ -54,7 +54,7 @@ def take_list(items: Iterable[Any], what: str, max: int = MAX_ITEMS) -> list[Any
 
 
 def is_endless(items: Any) -> bool:
-    """Whether an iterator is one of those of itertools that never end."""
+    """Whether an iterator of itertools never ends."""
     return isinstance(items, (count, cycle)) or (isinstance(items, repeat) and operator.length_hint(items, -1) < 0)
 
 

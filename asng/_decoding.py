@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from asng._ragged import MAX_REPEATED, Array
+from asng._variable import Variable, check_space, stable_repr
 from asng.families import Choices, Family
-from asng.space import Variable, check_space, describe
 
 TABLE = 4096  # the most values of a variable that are looked up
 
@@ -64,4 +64,4 @@ class Space:
 
     def describe(self) -> list[list[str]]:
         """Names and variables in order, as text that is equal for equal spaces, also in another process."""
-        return [[name, describe(variable)] for name, variable in zip(self.names, self.variables, strict=True)]
+        return [[name, stable_repr(variable)] for name, variable in zip(self.names, self.variables, strict=True)]

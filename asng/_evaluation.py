@@ -12,12 +12,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from asng._checks import as_float
 
 Values = dict[str, Any]
-Trial = TypeVar("Trial", bound=Hashable)
+TrialT = TypeVar("TrialT", bound=Hashable)
 MAX_TEXT = 200  # characters of an error
 MIN_POLL, MAX_POLL = 0.01, 3600.0  # seconds between two looks at running evaluations
 
 
-class Outcome(NamedTuple):
+class CallResult(NamedTuple):
     """The loss of an evaluation, infinity where it failed; why it failed, or an empty text; what it raised.
 
     `active` are the names of the variables that had an effect, or None for all.
@@ -29,10 +29,10 @@ class Outcome(NamedTuple):
     active: frozenset[str] | None = None
 
 
-def to_outcome(returned: Any) -> Outcome:
+def to_call_result(returned: Any) -> CallResult:
     """Check what a black box returned, a loss or (loss, active); infinity is a loss, the worst.
 
-    >>> to_outcome(2).loss, to_outcome(math.nan).error, to_outcome(None).error
+    >>> to_call_result(2).loss, to_call_result(math.nan).error, to_call_result(None).error
     (2.0, 'it returned nan', 'it must return a number, got None')
     """
     active = None
@@ -41,8 +41,8 @@ def to_outcome(returned: Any) -> Outcome:
             returned, active = returned[0], _to_names(returned[1])
         loss = as_float(returned, "it must return a number")
     except ValueError as error:
-        return Outcome(math.inf, str(error)[:MAX_TEXT])
-    return Outcome(loss, active=active) if loss > -math.inf else Outcome(math.inf, f"it returned {loss}")
+        return CallResult(math.inf, str(error)[:MAX_TEXT])
+    return CallResult(loss, active=active) if loss > -math.inf else CallResult(math.inf, f"it returned {loss}")
 
 
 def _to_names(active: Any) -> frozenset[str]:
@@ -51,7 +51,7 @@ def _to_names(active: Any) -> frozenset[str]:
     return frozenset(active)
 
 
-def failure(error: BaseException) -> Outcome:
+def failure(error: BaseException) -> CallResult:
     """The outcome of an evaluation that raised, without its local variables; Ctrl-C is raised again."""
     if isinstance(error, KeyboardInterrupt):
         raise error
@@ -61,10 +61,10 @@ def failure(error: BaseException) -> Outcome:
         text = (str(error).splitlines() or [""])[0]
     except Exception:  # of the user's own
         text = ""
-    return Outcome(math.inf, f"{name}: {text}"[:MAX_TEXT] if text else name, error)
+    return CallResult(math.inf, f"{name}: {text}"[:MAX_TEXT] if text else name, error)
 
 
-class Evaluator(Generic[Trial]):
+class Evaluator(Generic[TrialT]):
     """One evaluation after the other, in this process.
 
     It takes trials while `has_room`; `wait` returns those that are done, at least one. Both may raise ExecutorLost.
@@ -72,19 +72,19 @@ class Evaluator(Generic[Trial]):
 
     def __init__(self, f: Callable[[Values], Any]) -> None:
         self._f = f
-        self._done: list[tuple[Trial, Outcome]] = []
+        self._done: list[tuple[TrialT, CallResult]] = []
 
     def has_room(self) -> bool:
         return not self._done
 
-    def submit(self, trial: Trial, values: Values) -> None:
+    def submit(self, trial: TrialT, values: Values) -> None:
         try:
-            outcome = to_outcome(self._f(values))
+            outcome = to_call_result(self._f(values))
         except (Exception, SystemExit) as error:
             outcome = failure(error)
         self._done.append((trial, outcome))
 
-    def wait(self) -> list[tuple[Trial, Outcome]]:
+    def wait(self) -> list[tuple[TrialT, CallResult]]:
         done, self._done = self._done, []
         return done
 
@@ -96,17 +96,17 @@ class ExecutorLost(Exception):
 
 
 @dataclass(eq=False)
-class Flight(Generic[Trial]):
+class Flight(Generic[TrialT]):
     """An evaluation that an executor was given."""
 
-    trial: Trial
+    trial: TrialT
     values: Values
     submitted: float
     started: float | None = None  # when it was first seen running; some executors never say
 
 
-class InExecutor(Evaluator[Trial]):
-    """As many evaluations at a time as there are workers, or as `slots` says where the executor does not.
+class InExecutor(Evaluator[TrialT]):
+    """Evaluations in an executor, one per worker at a time, or `slots` where the executor does not tell its workers.
 
     A dead worker breaks a pool of processes and everything in flight with it. The pool is made again, and the
     evaluations in flight are repeated one at a time, so that only the one that breaks the new pool, too, fails.
@@ -120,8 +120,8 @@ class InExecutor(Evaluator[Trial]):
         super().__init__(f)
         self._executor, self._timeout = executor, timeout
         self._slots = workers if isinstance(workers, int) and workers > 0 else slots
-        self._flights: dict[Future[Any], Flight[Trial]] = {}
-        self._suspects: deque[Flight[Trial]] = deque()  # one of them broke the executor
+        self._flights: dict[Future[Any], Flight[TrialT]] = {}
+        self._suspects: deque[Flight[TrialT]] = deque()  # one of them broke the executor
         self._hung: list[Future[Any]] = []  # given up, but each still occupies a worker
         self._isolating = False
         self._last_sign = time.monotonic()  # of life: when an evaluation ended
@@ -138,10 +138,10 @@ class InExecutor(Evaluator[Trial]):
             raise self._lost
         return self._lost is None and len(self._flights) + len(self._hung) < self._slots
 
-    def submit(self, trial: Trial, values: Values) -> None:
+    def submit(self, trial: TrialT, values: Values) -> None:
         self._start(Flight(trial, values, 0.0))
 
-    def wait(self) -> list[tuple[Trial, Outcome]]:
+    def wait(self) -> list[tuple[TrialT, CallResult]]:
         while True:
             if self._suspects and not self._flights and self._lost is None:
                 self._isolating = True
@@ -162,7 +162,7 @@ class InExecutor(Evaluator[Trial]):
         if self._replaced:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, flight: Flight[Trial]) -> None:
+    def _start(self, flight: Flight[TrialT]) -> None:
         try:
             future = self._executor.submit(self._f, flight.values)
         except BrokenExecutor as error:  # a worker died between two evaluations
@@ -178,7 +178,7 @@ class InExecutor(Evaluator[Trial]):
         flight.submitted, flight.started = time.monotonic(), None
         self._flights[future] = flight
 
-    def _collect(self) -> list[tuple[Trial, Outcome]]:
+    def _collect(self) -> list[tuple[TrialT, CallResult]]:
         """The outcomes of evaluations that ended; those that went down with a broken executor become suspects."""
         done, broken = [], None
         for future in [future for future in self._flights if future.done()]:
@@ -187,7 +187,7 @@ class InExecutor(Evaluator[Trial]):
                 if isinstance(error, BrokenExecutor):
                     broken = error
                     continue
-                outcome = to_outcome(future.result()) if error is None else failure(error)
+                outcome = to_call_result(future.result()) if error is None else failure(error)
             except CancelledError as error:
                 outcome = failure(error)
             done.append((self._flights.pop(future).trial, outcome))
@@ -201,7 +201,7 @@ class InExecutor(Evaluator[Trial]):
             self._replace_executor(broken)
         return done
 
-    def _time_out(self) -> list[tuple[Trial, Outcome]]:
+    def _time_out(self) -> list[tuple[TrialT, CallResult]]:
         """The outcomes of evaluations that have run for too long."""
         now = time.monotonic()
         for future, flight in self._flights.items():
@@ -209,7 +209,7 @@ class InExecutor(Evaluator[Trial]):
                 flight.started = now
         past = [future for future, flight in self._flights.items() if now > self._deadline(flight)]
         late = [future for future in past if self._flights[future].started is not None] or past[:1]  # or the oldest
-        outcome = Outcome(math.inf, f"no result within {self._timeout:g} seconds")
+        outcome = CallResult(math.inf, f"no result within {self._timeout:g} seconds")
         self._hung += [future for future in late if not future.cancel()]
         done = [(self._flights.pop(future).trial, outcome) for future in late]
         if done and _kill_workers(self._executor):  # or the hanging worker would stay occupied
@@ -221,7 +221,7 @@ class InExecutor(Evaluator[Trial]):
                 self._start(flight)
         return done
 
-    def _deadline(self, flight: Flight[Trial]) -> float:
+    def _deadline(self, flight: Flight[TrialT]) -> float:
         begin = max(flight.submitted, self._last_sign) if flight.started is None else flight.started
         return begin + self._timeout
 

@@ -176,5 +176,5 @@ def rows_table(rows: Iterable[Iterable[Any]]) -> Html:
 
 
 def notebook(*children: Any) -> str:
-    """What `_repr_html_` returns: elements with the style of reports' tables, light or dark as the notebook is."""
+    """The HTML of `_repr_html_`: elements with the style of reports' tables, light or dark as the notebook is."""
     return element("div", Html(f"<style>{TABLE_STYLE}</style>"), *children, class_="asng")

@@ -35,14 +35,16 @@ def progress_bar(title: str, console: Any = None) -> Iterator[Progress]:
         from rich.console import Console
     except ImportError:
         terminal = sys.stderr if sys.stderr.isatty() else None
-        yield _lines(title, TERMINAL_INTERVAL, lambda text: terminal.write(f"{text}\n")) if terminal else no_progress
+        yield (
+            _in_lines(title, TERMINAL_INTERVAL, lambda text: terminal.write(f"{text}\n")) if terminal else no_progress
+        )
         return
     given, console = console, console or Console(stderr=True)
     if console.is_terminal or console.is_jupyter:
         with _live_bar(title, console) as progress:
             yield progress
     elif given is not None:
-        yield _lines(title, LOG_INTERVAL, lambda text: console.print(text, soft_wrap=True, highlight=False))
+        yield _in_lines(title, LOG_INTERVAL, lambda text: console.print(text, soft_wrap=True, highlight=False))
     else:
         yield no_progress
 
@@ -76,7 +78,7 @@ def _live_bar(title: str, console: Any) -> Iterator[Progress]:
         live.stop()
 
 
-def _lines(title: str, interval: float, write: Callable[[str], object]) -> Progress:
+def _in_lines(title: str, interval: float, write: Callable[[str], object]) -> Progress:
     """A line for every text to keep, for other texts one in `interval` seconds, and without texts for every tenth."""
     tenths, last_line = -1, time.monotonic()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-MAX_BYTES = 2**30  # of a text file
+MAX_FILE_BYTES = 2**30  # of a text file
 MAX_FLOAT = 1.7976931348623157e308
 NON_BLOCKING = getattr(os, "O_NONBLOCK", 0)  # a pipe without a writer is opened at once, and refused
 
@@ -25,8 +25,8 @@ def open_regular(path: Path) -> BinaryIO:
 def read_bytes(path: Path) -> bytes:
     """The content of a regular file of at most 1 GiB."""
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > MAX_BYTES:
-            raise ValueError(f"{path} is larger than {MAX_BYTES:,} bytes; remove it, or use another path")
+        if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
+            raise ValueError(f"{path} is larger than {MAX_FILE_BYTES:,} bytes; remove it, or use another path")
         try:
             return file.read()
         except OSError as error:  # which names no file
@@ -111,10 +111,10 @@ def mismatch(value: Any, shape: Any) -> str:
         if isinstance(value, (list, tuple)) and (endless or len(value) == len(arguments)):
             types: Sequence[Any] = [arguments[0]] * len(value) if endless else arguments
             parts = dict(enumerate(zip(value, types, strict=True)))
-    elif _fits(value, shape, origin, arguments):
+    elif _matches_shape(value, shape, origin, arguments):
         parts = {}
     if parts is None:
-        return f" is {shorten(value)}, not {_name(shape)}".lstrip()
+        return f" is {shorten(value)}, not {_shape_name(shape)}".lstrip()
     for key, (each, kind) in parts.items():
         if fault := mismatch(each, kind):
             return f"[{key!r}]{fault if fault.startswith('[') else f' {fault}'}"
@@ -130,7 +130,7 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
-def _fits(value: Any, shape: Any, origin: Any, arguments: tuple[Any, ...]) -> bool:
+def _matches_shape(value: Any, shape: Any, origin: Any, arguments: tuple[Any, ...]) -> bool:
     if shape is Any:
         return True
     if origin is Literal:
@@ -144,7 +144,7 @@ def _fits(value: Any, shape: Any, origin: Any, arguments: tuple[Any, ...]) -> bo
     return type(value) is (NoneType if shape is None else shape)
 
 
-def _name(shape: Any) -> str:
+def _shape_name(shape: Any) -> str:
     return shape.__name__ if isinstance(shape, type) else str(shape).replace("typing.", "")
 
 

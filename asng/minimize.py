@@ -28,7 +28,7 @@ FIRST_REPORT, REPORT_INTERVAL = 1.0, 0.2  # seconds: quick minimizations show no
 
 
 class Result(NamedTuple):
-    """What `minimize` found.
+    """The result of `minimize`.
 
     Attributes:
         values: Those with the lowest loss, by name.
@@ -60,7 +60,7 @@ class Result(NamedTuple):
 
     def __repr__(self) -> str:
         """Short, without mode, history and optimizer."""
-        shown = f"values={_shorten(self.values)}, loss={self.loss:g}"
+        shown = f"values={_format_values(self.values)}, loss={self.loss:g}"
         return f"Result({shown}, evaluations={self.evaluations}, stopped={self.stopped!r})"
 
 
@@ -158,7 +158,7 @@ def minimize(
         evaluator = InExecutor(f, executor, slots=run.population_size, timeout=timeout)
     elif timeout is not None:
         raise ValueError(f"timeout={timeout!r} needs an executor, such as ProcessPoolExecutor(1): f cannot be stopped")
-    with sigterm_as_interrupt(), _open_checkpoint(run, checkpoint) as save, _show_progress(progress) as report:
+    with sigterm_as_interrupt(), _open_checkpoint(run, checkpoint) as save, _delayed_progress(progress) as report:
         try:
             stopped = _evaluate(run, evaluator, evaluations, target, callback, save, report)
         except KeyboardInterrupt:
@@ -202,7 +202,7 @@ def _evaluate(
             reason = NUMBER.sub("", evaluation.error)
             if reason and reason not in warned:
                 warned.add(reason)
-                shown = f"evaluation {len(run.history)} of {_shorten(evaluation.values)}"
+                shown = f"evaluation {len(run.history)} of {_format_values(evaluation.values)}"
                 warnings.warn(f"{shown} failed and ranks last: {evaluation.error}", stacklevel=3)
             returned = None if callback is None else callback(evaluation)
             is_over |= isinstance(returned, (bool, np.bool_)) and bool(returned)
@@ -250,7 +250,7 @@ def _open_checkpoint(run: BlackBox, path: str | PathLike[str] | None) -> Iterato
 
 
 @contextmanager
-def _show_progress(progress: bool) -> Iterator[Progress]:
+def _delayed_progress(progress: bool) -> Iterator[Progress]:
     """A progress bar that appears after a while."""
     if not check_bool(progress, "progress"):
         yield no_progress
@@ -267,7 +267,7 @@ def _show_progress(progress: bool) -> Iterator[Progress]:
         yield report
 
 
-def _shorten(values: Mapping[str, Any]) -> str:
+def _format_values(values: Mapping[str, Any]) -> str:
     """Values as text, cut to the first few."""
     texts = {name: f"{v:.6g}" if isinstance(v, float) else str(repr(v))[:40] for name, v in values.items()}
     shown = [f"{name!r}: {text}" for name, text in list(texts.items())[:MAX_SHOWN]]

@@ -89,19 +89,13 @@ def natural_gradient(
     statistics = family.statistics(x)
     if active is not None:
         gradient = _active_gradient(theta, statistics, rank_utilities(losses), active.take(family.owner, -1))
-    elif theta.ndim == 1 and len(x) == 2:
-        # The default, written out: NumPy's general operations would cost several times the arithmetic.
-        first, second = losses
-        first = first if math.isfinite(first) else math.inf
-        second = second if math.isfinite(second) else math.inf
-        one, other = statistics[0], statistics[1]
-        gradient = one - other if first < second else other - one if second < first else one - one
+    elif x.shape[-2] == 2:
+        gradient = _gradient_of_two(statistics[..., 0, :], statistics[..., 1, :], losses)
     else:
         # The utilities sum to zero, so theta cancels, as does any constant: with the first draw as
         # that constant, identical draws give exactly zero.
         gradient = np.vecmat(rank_utilities(losses), statistics - statistics[..., :1, :])
-        if x.shape[-2] > 2:
-            gradient[np.abs(gradient) < 1e-12] = 0.0  # rounding of shared utilities
+        gradient[np.abs(gradient) < 1e-12] = 0.0  # rounding of shared utilities
     white = family.whiten(theta, gradient)
     if theta.ndim == 1:
         squared = float(white.dot(white))
@@ -110,6 +104,22 @@ def natural_gradient(
         return gradient, white, 1 / math.sqrt(squared) if squared > 0 else 0.0
     length = np.sqrt(np.vecdot(white, white))[..., None]
     return gradient, white, np.divide(1, length, out=np.zeros_like(length), where=length > 0)
+
+
+def _gradient_of_two(one: Array, other: Array, losses: Any) -> Array:
+    """Statistics of the better draw less those of the other (..., size), or 0 where both losses (..., 2) are equal.
+
+    The default, written out: NumPy's general operations would cost several times the arithmetic.
+    """
+    if one.ndim == 1:
+        first, second = losses
+        first = first if math.isfinite(first) else math.inf
+        second = second if math.isfinite(second) else math.inf
+        return one - other if first < second else other - one if second < first else one - one
+    finite = np.where(np.isfinite(losses), losses, np.inf)
+    first, second = finite[..., :1], finite[..., 1:]
+    sign: Array = np.subtract(first < second, second < first, dtype=float)
+    return sign * (one - other)
 
 
 def _active_gradient(theta: Array, statistics: Array, utilities: Array, active: Array) -> Array:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOR, GRAY = "#0072B2", "0.75"
-HALVES = {"train": COLOR, "valid": "#D55E00"}  # of a step; blue and vermilion, which color-blind people tell apart
+HALF_COLORS = {"train": COLOR, "valid": "#D55E00"}  # of a step; blue and vermilion, which color-blind people tell apart
 OTHER = "#009E73"
 COLUMNS = 4
 NOT_DRAWN = {"epoch", "steps", "seconds", "delta", "distribution", "capture_seconds", "capture_gb"}
@@ -52,7 +52,7 @@ def history(result: Any) -> "Figure":
     panels: dict[str, dict[str, str]] = {}  # the names in the records by panel and label
     for name in sorted(names, key=LAST.__eq__):  # which keeps the order of the others
         half, _, rest = name.partition("_")
-        panel, label = (rest, half) if half in HALVES and rest else (name, name)
+        panel, label = (rest, half) if half in HALF_COLORS and rest else (name, name)
         panels.setdefault(panel, {})[label] = name
     figure, axes = _panels(len(panels), height=2.6)
     for panel, (title, lines) in zip(axes, panels.items(), strict=True):
@@ -60,7 +60,7 @@ def history(result: Any) -> "Figure":
         for label, name in sorted(lines.items()):
             epochs = [record.get("epoch", index) for index, record in enumerate(records, 1)]
             numbers = [record.get(name, math.nan) for record in records]
-            panel.plot(epochs, numbers, ".-", color=HALVES.get(label, OTHER), label=label)
+            panel.plot(epochs, numbers, ".-", color=HALF_COLORS.get(label, OTHER), label=label)
         panel.locator_params(axis="x", integer=True)
         if len(lines) > 1:
             panel.legend(frameon=False)
@@ -107,7 +107,7 @@ def probabilities(result: Any) -> "Figure":
             continue
         for label, last in over_time[-1].items():
             if isinstance(last, float):  # not of a family of the user's own
-                panel.plot(epochs, [one[label] for one in over_time], ".-", label=_shorten(label))
+                panel.plot(epochs, [one[label] for one in over_time], ".-", label=_format_choice(label))
         panel.set_ylim(0, 1)
         if len(panel.lines) <= MAX_LABELS:
             panel.legend(frameon=False)
@@ -147,7 +147,7 @@ def distribution(result: Any) -> "Figure":
     for panel, (name, parameters) in zip(axes, now.items(), strict=True):
         variable, is_active = optimizer.space[name], name not in result.inactive
         color = COLOR if is_active else GRAY
-        panel.set_title(f"{name}: {_shorten(values[name])}", color="black" if is_active else "0.5")
+        panel.set_title(f"{name}: {_format_choice(values[name])}", color="black" if is_active else "0.5")
         if isinstance(parameters, np.ndarray) and variable.values() is not None:
             _draw_choices(panel, variable, parameters, variable.index(values[name]), color)
         elif hasattr(parameters, "std") and hasattr(variable, "low"):
@@ -160,7 +160,7 @@ def distribution(result: Any) -> "Figure":
 
 def _draw_choices(axes: "Axes", variable: Any, probabilities: Any, chosen: int, color: str) -> None:
     colors = [color if index == chosen else GRAY for index in range(len(probabilities))]
-    labels = [_shorten(value) for value in variable.values()]
+    labels = [_format_choice(value) for value in variable.values()]
     axes.barh(range(len(probabilities)), probabilities, color=colors, tick_label=labels)
     axes.invert_yaxis()  # the first on top
     axes.set(xlim=(0, 1), xlabel="probability")
@@ -246,6 +246,6 @@ def _panels(count: int, *, height: float, width: float = 3.2) -> tuple["Figure",
     return figure, panels
 
 
-def _shorten(value: Any) -> str:
+def _format_choice(value: Any) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 20 else f"{text[:17]}..."

@@ -112,14 +112,14 @@ class Run:
         _restore(self._lines, records)
 
 
-class Metrics:
+class MetricsFile:
     """`metrics.jsonl` in a run whose own lines are results: the records of its search, with null for what is NaN."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._path = run, run.folder / METRICS
 
     def renew(self) -> None:
-        """As that of the run."""
+        """Renew the run's lock; raises as `Run.renew` does."""
         self._run.renew()
 
     def append(self, record: Mapping[str, Any]) -> None:

@@ -1,17 +1,13 @@
-"""The variables of a search space, and the family that a space is drawn from.
+"""The kinds of variables of a search space, and the family that a space is drawn from.
 
 A variable is immutable, checked when it is made, and decodes raw draws. A raw draw is one number per variable: the
 index of a choice, an integer before rounding, or a real on the scale where its range is [-1, 1] (after the logarithm,
 where asked for). A kind of variable is one class here; nothing outside asks which kind a variable is.
 """
 
-import json
 import math
-import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any
 
@@ -19,162 +15,15 @@ import numpy as np
 
 from asng._checks import as_finite_array, as_float, as_int, check_bool, check_bounds, take_list
 from asng._ragged import Array
-from asng._untrusted import shorten
+from asng._values import are_equal, check_distinct, find_value, to_json_text
+from asng._variable import Variable as Variable
+from asng._variable import check_space, range_error
 from asng.families import Bounds, CategoricalFamily, Choices, Family, Joint, Normal, NormalFamily
 
 MAX_EXACT_INT = 2**53  # the largest integers that float64 holds without gaps
 STD_MIN_INTEGER = 0.25  # supplement C
 STD_MIN_REAL = 1e-3  # of the range
 DRAW = "a raw draw must be a number"
-
-
-class Variable(ABC):
-    """Base class of variables: one number of a raw draw, and the values that it stands for.
-
-    A kind of your own implements at least the abstract methods; a family of your own needs only `Custom`.
-
-    >>> import asng
-    >>> width = asng.Integer(1, 3)
-    >>> isinstance(width, asng.Variable), list(width.values()), width.contains(1.0)
-    (True, [1, 2, 3], False)
-    """
-
-    @abstractmethod
-    def marginal(self) -> Choices | Bounds | Family:
-        """Return the variable's part of the joint family of a space.
-
-        Returns:
-            A number of choices, bounds of a Gaussian, or a family of its own.
-        """
-
-    @abstractmethod
-    def decode(self, x: float) -> Any:
-        """Convert a raw draw to a value.
-
-        Args:
-            x: One number, as the family draws it.
-
-        Returns:
-            The value that is evaluated.
-
-        Raises:
-            ValueError: It is no number that the family draws.
-        """
-
-    @abstractmethod
-    def contains(self, value: Any) -> bool:
-        """Tell whether a value is one of the variable's.
-
-        Args:
-            value: Any object.
-
-        Returns:
-            True for values of the variable, which have its type, too: 1, 1.0 and True are three values.
-        """
-
-    def values(self) -> Sequence[Any] | None:
-        """List all values.
-
-        Returns:
-            The values in order, or None where they cannot be listed, the default.
-        """
-        return None
-
-    def log_prob(self, parameters: Any, value: Any) -> float:
-        """Compute the log-probability of a value.
-
-        Args:
-            parameters: The distribution of the variable, as `to_external` returns it.
-            value: One of the values.
-
-        Returns:
-            The natural logarithm of the probability; 0, the default, for real numbers, which have densities instead.
-
-        Raises:
-            ValueError: The variable does not contain the value, or these are no parameters of its distribution.
-        """
-        return 0.0
-
-    def to_json(self, value: Any) -> Any:
-        """Convert a value to JSON-safe data.
-
-        Args:
-            value: One of the values.
-
-        Returns:
-            Numbers, strings, and lists of them.
-
-        Raises:
-            ValueError: The variable does not contain the value, or JSON cannot hold it.
-        """
-        if not self.contains(value):
-            raise _range_error(self, value)
-        return to_plain(value)
-
-    def from_json(self, data: Any) -> Any:
-        """Invert `to_json`.
-
-        Args:
-            data: What `to_json` returned, after a file perhaps.
-
-        Returns:
-            The value.
-
-        Raises:
-            ValueError: No value of the variable is written like this, or several are.
-        """
-        return self.to_json(data)  # where values are written as they are
-
-    @abstractmethod
-    def to_internal(self, prior: Any) -> Any:
-        """Convert a prior to the parameters of the family.
-
-        Args:
-            prior: Probabilities of the choices (choices,), or (mean, std) in the user's units.
-
-        Returns:
-            The parameters, as `Family.encode` takes them.
-
-        Raises:
-            ValueError: The prior does not fit the variable.
-        """
-
-    @abstractmethod
-    def to_external(self, parameters: Any) -> Any:
-        """Convert the parameters of the family to the user's units.
-
-        Args:
-            parameters: The entry of `Family.describe` for this variable.
-
-        Returns:
-            Probabilities of the choices (choices,), or `Normal(mean, std)`.
-
-        Raises:
-            ValueError: These are no such parameters.
-        """
-
-    def index(self, value: Any) -> int:
-        """Find a value among `values()`.
-
-        Args:
-            value: One of the values.
-
-        Returns:
-            Its position, from 0.
-
-        Raises:
-            ValueError: The variable does not contain the value, or its values cannot be listed.
-        """
-        values = self.values()
-        if values is None:
-            raise ValueError(f"the values of {self} have no positions")
-        if isinstance(values, range):  # may be too long to look through
-            position = values.index(value) if self.contains(value) else None
-        else:
-            position = _find(values, value)
-        if position is None:
-            raise _range_error(self, value)
-        return position
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,14 +54,14 @@ class Categorical(Variable):
         choices = tuple(choice.item() if isinstance(choice, np.generic) else choice for choice in taken)
         if not choices:
             raise ValueError("choices is empty; a categorical variable needs at least one choice")
-        _check_distinct(choices)
+        check_distinct(choices)
         object.__setattr__(self, "choices", choices)
 
     def __eq__(self, other: Any) -> bool:
         """Choices may be arrays, which tuples cannot compare."""
         if not isinstance(other, Categorical) or len(self.choices) != len(other.choices):
             return False
-        return all(map(_equal, self.choices, other.choices))
+        return all(map(are_equal, self.choices, other.choices))
 
     def __hash__(self) -> int:
         return hash(len(self.choices))  # choices may be anything
@@ -227,7 +76,7 @@ class Categorical(Variable):
         return self.choices[int(number)]
 
     def contains(self, value: Any) -> bool:
-        return _find(self.choices, value) is not None
+        return find_value(self.choices, value) is not None
 
     def values(self) -> Sequence[Any]:
         return self.choices
@@ -240,10 +89,10 @@ class Categorical(Variable):
             raise ValueError(f"{self} has one probability above 0 for each choice, got {parameters!r}") from None
 
     def from_json(self, data: Any) -> Any:
-        written = _write(data)
-        fitting = [choice for choice in self.choices if _write(choice) == written]
+        written = to_json_text(data)
+        fitting = [choice for choice in self.choices if to_json_text(choice) == written]
         if written is None or not fitting:
-            raise _range_error(self, data)
+            raise range_error(self, data)
         if len(fitting) > 1:
             raise ValueError(f"{data!r} may be any of {fitting}, which JSON cannot tell apart")
         return fitting[0]
@@ -313,7 +162,7 @@ class Integer(Variable):
     def log_prob(self, parameters: Any, value: Any) -> float:
         # Of the normal numbers that are clipped and rounded to the value.
         if not self.contains(value):
-            raise _range_error(self, value)
+            raise range_error(self, value)
         normal = NormalDist(*_as_normal(parameters))
         below = 0.0 if value == self.low else normal.cdf(value - 0.5)
         above = 1.0 if value == self.high else normal.cdf(value + 0.5)
@@ -429,7 +278,7 @@ class Custom(Variable):
 
     def to_json(self, value: Any) -> Any:
         data = super().to_json(value)
-        if not _equal(data, value):
+        if not are_equal(data, value):
             raise ValueError(f"{value!r} would be read from JSON as {data!r}")
         return data
 
@@ -469,127 +318,6 @@ def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family
         parts.append((NormalFamily(low, high, std_min, mirrored=mirrored), list(numbers)))
     parts += [(part, [column]) for column, part in marginals.items() if isinstance(part, Family)]
     return parts[0][0] if len(parts) == 1 else Joint(parts)
-
-
-def check_space(space: Mapping[str, Variable]) -> None:
-    """Raise ValueError unless this is a dict of names and variables."""
-    if not isinstance(space, Mapping):
-        raise ValueError(f"a space is a dict of names and variables, got {space!r}")
-    if not space:
-        raise ValueError('the space is empty; give it at least one variable, as in {"op": Categorical([...])}')
-    for name, variable in space.items():
-        if not isinstance(name, str):
-            raise ValueError(f"names of variables must be strings, got {name!r}")
-        if not isinstance(variable, Variable):
-            raise ValueError(f"variable {name!r} must be a Categorical, Integer, Real or Custom, got {variable!r}")
-
-
-def check_names(names: Iterable[str], space: Mapping[str, Variable]) -> None:
-    """Raise ValueError unless these are the names of a space."""
-    given = list(names)
-    unknown = [name for name in given if name not in space]  # first: a misspelled one is missing, too
-    if unknown:
-        known = f"it has {', '.join([*space][:9])}" if space else "it is empty, as that of an extracted network"
-        raise ValueError(f"the space has no {', '.join(map(repr, unknown[:5]))}; {known}")
-    missing = [name for name in space if name not in given]
-    if missing:
-        raise ValueError(f"no value for {', '.join(map(repr, missing[:5]))}; the space needs one for each of its names")
-
-
-def check_values(values: Mapping[str, Any], space: Mapping[str, Variable]) -> None:
-    """Raise ValueError unless these are values of a space, one for each name."""
-    if not isinstance(values, Mapping):
-        raise ValueError(f"values must be a dict, with one for each name of the space, got {shorten(values)}")
-    check_names(values, space)
-    for name, variable in space.items():
-        if not variable.contains(values[name]):
-            raise ValueError(f"{values[name]!r} is outside of {variable}, which is {name!r}")
-
-
-def describe(thing: Any) -> str:
-    """A variable as text that is equal for equal ones, also in another process.
-
-    Like repr, but without addresses, in one order for sets, and whole for arrays.
-    """
-    match thing:
-        case Variable() if is_dataclass(thing):
-            values = ", ".join(describe(getattr(thing, each.name)) for each in fields(thing) if each.init)
-            return f"{type(thing).__name__}({values})"
-        case tuple() | list():
-            try:
-                return f"[{', '.join(map(describe, thing))}]"
-            except RecursionError:
-                raise ValueError("a choice holds itself, or is nested too deeply; give a flat one") from None
-        case Set():
-            return f"{{{', '.join(sorted(map(describe, thing)))}}}"
-        case np.ndarray():
-            return f"array({thing.tolist()})"
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))
-
-
-def to_plain(value: Any) -> Any:
-    """A value as JSON can hold it: tuples become lists, NumPy's numbers Python's; raises ValueError for others.
-
-    >>> to_plain((np.int64(3), "x"))
-    [3, 'x']
-    """
-    match value:
-        case np.generic():
-            return to_plain(value.item())
-        case float() if not math.isfinite(value):
-            pass
-        case None | bool() | int() | float() | str():
-            return value
-        case tuple() | list() | dict():
-            with suppress(RecursionError):  # it holds itself, or is nested too deeply
-                if not isinstance(value, dict):
-                    return [to_plain(item) for item in value]
-                if all(isinstance(key, str) for key in value):
-                    return {key: to_plain(item) for key, item in value.items()}
-    shown = shorten(value)
-    raise ValueError(f"choices are saved as JSON, which holds names, numbers and lists of them, but not {shown}")
-
-
-def _find(values: Sequence[Any], value: Any) -> int | None:
-    """The position of a value, which has the same type, too; None where it is not there."""
-    for position, choice in enumerate(values):
-        if value is choice:  # as drawn, and quick
-            return position
-    for position, choice in enumerate(values):
-        if type(value) is type(choice) and _equal(value, choice):
-            return position
-    return None
-
-
-def _write(choice: Any) -> str | None:
-    """A choice as JSON text, which tells 1, 1.0 and true apart; None where it cannot be written."""
-    try:
-        return json.dumps(to_plain(choice), sort_keys=True)
-    except ValueError:
-        return None
-
-
-def _range_error(variable: Variable, value: Any) -> ValueError:
-    return ValueError(f"{value!r} is outside of {variable}")
-
-
-def _check_distinct(choices: tuple[Any, ...]) -> None:
-    """Raise ValueError for repeated choices."""
-    with suppress(Exception):  # unhashable choices, such as lists
-        if len(set(choices)) == len(choices):
-            return
-    for position, choice in enumerate(choices):
-        if any(_equal(choice, other) for other in choices[:position]):
-            raise ValueError(f"choice {choice!r} is repeated in {choices!r}; name each choice once")
-
-
-def _equal(first: Any, second: Any) -> bool:
-    if first is second:
-        return True
-    try:
-        return bool(np.array_equal(first, second)) if hasattr(first, "shape") else bool(first == second)
-    except Exception:  # they cannot be compared, so they are not the same
-        return False
 
 
 def _as_normal(parameters: Any) -> Normal:

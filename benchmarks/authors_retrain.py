@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from authors_search import Reduce, entry, operation
+from authors_search import CellNet, Reduce, entry, operation
 from torch import Tensor, nn
 
-from asng.experiments.cifar10.space import CLASSES, NODES, reduction_indices
+from asng.experiments.cifar10.space import CLASSES, NODES
 
 
 class Cell(nn.Module):
@@ -55,24 +55,19 @@ def drop(path: nn.Module, x: Tensor, drop_path: float) -> Tensor:
     return x * (torch.rand(len(x), 1, 1, 1, device=x.device) >= drop_path) / (1 - drop_path)
 
 
-class Net(nn.Module):
+class Net(CellNet):
     """The network of an architecture, `code` its 40 numbers; gives the scores and those of the auxiliary head."""
 
     def __init__(self, channels: int, cells: int, code: Sequence[int]) -> None:
-        super().__init__()
-        before, previous = 3 * channels, 3 * channels
-        self.stem = nn.Sequential(nn.Conv2d(3, previous, 3, padding=1, bias=False), nn.BatchNorm2d(previous))
-        self.cells, self.reductions = nn.ModuleList(), reduction_indices(cells)
-        for index in range(cells):
-            reduces = index in self.reductions
-            channels *= 2 if reduces else 1
-            part = code[len(code) // 2 :] if reduces else code[: len(code) // 2]
-            self.cells.append(Cell(before, previous, channels, index - 1 in self.reductions, reduces, part))
-            before, previous = previous, channels
+        def make_cell(before: int, previous: int, channels: int, reduced: bool, reduces: bool) -> Cell:
+            half = code[len(code) // 2 :] if reduces else code[: len(code) // 2]
+            return Cell(before, previous, channels, reduced, reduces, half)
+
+        super().__init__(channels, cells, make_cell)
         self.auxiliary = nn.Sequential(
             nn.ReLU(),
             nn.AvgPool2d(5, 3),
-            nn.Conv2d(channels, 128, 1, bias=False),
+            nn.Conv2d(4 * channels, 128, 1, bias=False),
             nn.BatchNorm2d(128),
             nn.ReLU(),
             nn.Conv2d(128, 768, 2, bias=False),
@@ -81,7 +76,6 @@ class Net(nn.Module):
             nn.Flatten(),
             nn.Linear(768, CLASSES),
         )
-        self.classifier = nn.Linear(channels, CLASSES)
 
     def forward(self, images: Tensor, drop_path: float = 0.0) -> tuple[Tensor, Tensor]:
         before = previous = self.stem(images)

@@ -5,7 +5,7 @@ takes twice; nothing is shared between paths, captured or computed in lower prec
 `asng.experiments.cifar10`, as a test compares.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import ASNG
-from asng.experiments.cifar10.space import NODES, OPERATIONS, SPACE, code_of, reduction_indices
+from asng.experiments.cifar10.space import CLASSES, NODES, OPERATIONS, SPACE, code_of, reduction_indices
 
 
 class Separable(nn.Sequential):
@@ -83,8 +83,10 @@ class Cell(nn.Module):
         return self.norm(joined)
 
 
-class Net(nn.Module):
-    def __init__(self, channels: int = 16, cells: int = 8) -> None:
+class CellNet(nn.Module):
+    """The stem, cells that double the channels twice, each made by `make_cell`, and the classifier."""
+
+    def __init__(self, channels: int, cells: int, make_cell: Callable[[int, int, int, bool, bool], nn.Module]) -> None:
         super().__init__()
         before, previous = 3 * channels, 3 * channels
         self.stem = nn.Sequential(nn.Conv2d(3, previous, 3, padding=1, bias=False), nn.BatchNorm2d(previous))
@@ -92,9 +94,14 @@ class Net(nn.Module):
         for index in range(cells):
             reduces = index in self.reductions
             channels *= 2 if reduces else 1
-            self.cells.append(Cell(before, previous, channels, index - 1 in self.reductions, reduces))
+            self.cells.append(make_cell(before, previous, channels, index - 1 in self.reductions, reduces))
             before, previous = previous, channels
-        self.classifier = nn.Linear(channels, 10)
+        self.classifier = nn.Linear(channels, CLASSES)
+
+
+class Net(CellNet):
+    def __init__(self, channels: int = 16, cells: int = 8) -> None:
+        super().__init__(channels, cells, Cell)
 
     def forward(self, images: Tensor, code: list[int]) -> Tensor:
         """`code` holds the position of each of the 40 values."""

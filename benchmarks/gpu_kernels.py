@@ -31,7 +31,7 @@ from gpu_measure import describe_gpu
 from torch import Tensor, nn
 
 from asng import fused
-from asng.experiments.cifar10.network import AveragePool, pointwise, separable
+from asng.experiments.cifar10.layers import AveragePool, pointwise, separable
 
 SEARCH = [(64, 16, 32, 32), (64, 32, 16, 16), (64, 64, 8, 8)]
 RETRAINING = [(80, 42, 32, 32), (80, 84, 16, 16), (80, 168, 8, 8)]

@@ -1,7 +1,7 @@
 """What a step of the inpainting search costs on the channels in use, beside one that pads all layers to 256 channels.
 
     python benchmarks/inpainting.py --out runs/inpainting            about a minute, on small images
-    python benchmarks/inpainting.py --device cuda --size 64 --batch 16 --steps 60     as in the paper
+    python benchmarks/inpainting.py --device cuda --size 64 --batch-size 16 --steps 60     as in the paper
     python benchmarks/inpainting.py --out runs/inpainting --quick    a smoke run; its numbers mean little
 
 How it is measured. One core and process time, or a GPU. The supernet is the paper's, in both encodings: 20
@@ -118,7 +118,7 @@ def measure(net: type[Net], encoding: Encoding, settings: argparse.Namespace, st
     torch.manual_seed(0)
     device = torch.device(settings.device)
     model = to_device_format(net(search_space(encoding, settings.layers), (settings.size, settings.size)), device)
-    images = torch.rand(settings.batch, IMAGE_CHANNELS, settings.size, settings.size).to(device)
+    images = torch.rand(settings.batch_size, IMAGE_CHANNELS, settings.size, settings.size).to(device)
     supernet = Supernet(model)
     with torch.no_grad():
         supernet.choose(steps[0][0])
@@ -137,7 +137,7 @@ def measure(net: type[Net], encoding: Encoding, settings: argparse.Namespace, st
         "encoding": encoding,
         "way": "padded" if net is Padded else "slices",
         "output": output,
-        "gflop": operations(net, encoding, settings.layers, steps, settings.size, settings.batch) / 1e9,
+        "gflop": operations(net, encoding, settings.layers, steps, settings.size, settings.batch_size) / 1e9,
         "paper_gflop": operations(net, encoding, settings.layers, steps, *PAPER) / 1e9,
         "new_ms": new * 1e3,
         "again_ms": again * 1e3,
@@ -148,7 +148,7 @@ def measure(net: type[Net], encoding: Encoding, settings: argparse.Namespace, st
 
 def table(rows: list[dict[str, Any]], settings: argparse.Namespace) -> None:
     print(
-        f"One step on {settings.device}: means over {settings.steps}, {settings.batch} images of "
+        f"One step on {settings.device}: means over {settings.steps}, {settings.batch_size} images of "
         f"{settings.size}x{settings.size}, 2 architectures forward and backward and 2 forward"
     )
     columns = {
@@ -174,13 +174,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/inpainting"), help="folder for inpainting.json")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", type=int, default=32, help="height and width of the images")
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--layers", type=int, default=20, help="of the supernet")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a smoke run of seconds")
     settings = parser.parse_args()
     if settings.quick:
-        settings.size, settings.batch, settings.layers, settings.steps = 4, 1, 4, 1
+        settings.size, settings.batch_size, settings.layers, settings.steps = 4, 1, 4, 1
     torch.set_num_threads(1)
     rows = []
     for encoding in ("cat", "int"):
@@ -197,7 +197,7 @@ def main() -> None:
         "quick": settings.quick,
         "device": torch.cuda.get_device_name() if settings.device.startswith("cuda") else settings.device,
         "size": settings.size,
-        "batch": settings.batch,
+        "batch_size": settings.batch_size,
         "layers": settings.layers,
         "steps": settings.steps,
         "rows": rows,

@@ -83,12 +83,12 @@ def median_limits() -> list[nas.Limit]:
 class Search:
     """A search of the supernet on random images, whose steps are timed."""
 
-    def __init__(self, limits: list[nas.Limit], batch: int) -> None:
+    def __init__(self, limits: list[nas.Limit], batch_size: int) -> None:
         torch.manual_seed(0)
         model = Net()
         weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         self.oneshot = nas.OneShot(model, ASNG(nas.space_of(model), seed=0), weight_optimizer, loss, limits=limits)
-        self.batch = (torch.randn(batch, 3, 32, 32), torch.randint(CLASSES, (batch,)))
+        self.batch = (torch.randn(batch_size, 3, 32, 32), torch.randint(CLASSES, (batch_size,)))
         self.seconds, self.feasible, self.asked = 0.0, 0, 0
 
     def run(self, steps: int) -> None:
@@ -107,13 +107,13 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--batch", type=int, default=8, help="small batches are the hard case: steps are short")
+    parser.add_argument("--batch-size", type=int, default=8, help="small batches are the hard case: steps are short")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     limits = median_limits()
     print(f"{len(nas.space_of(Net()))} decisions; limits:", *(f"{limit.name} {limit.at_most:.4g}" for limit in limits))
-    free, limited = Search([], arguments.batch), Search(limits, arguments.batch)
+    free, limited = Search([], arguments.batch_size), Search(limits, arguments.batch_size)
     for search in (free, limited):
         search.run(1)  # what torch does only once
         search.seconds = 0.0

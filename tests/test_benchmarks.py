@@ -103,7 +103,7 @@ def test_the_others_run_in_their_quick_form_and_write_what_they_print(name, tmp_
 
 
 def test_the_cost_of_limits_is_measured_beside_a_search_without(tmp_path):
-    command = [sys.executable, str(SCRIPT.parent / "limits.py"), "--steps", "2", "--batch", "2"]
+    command = [sys.executable, str(SCRIPT.parent / "limits.py"), "--steps", "2", "--batch-size", "2"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode in (0, 1), done.stderr  # 1: over the target
     first, free, limited, ratio = done.stdout.splitlines()

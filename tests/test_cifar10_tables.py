@@ -64,7 +64,19 @@ def test_trainings_are_shown_with_mean_and_spread_of_their_group(tmp_path):
 @pytest.mark.long
 @pytest.mark.skipif("ASNG_DATA" not in os.environ, reason="ASNG_DATA names no folder of data")
 def test_rows_run_once_and_are_drawn(tmp_path, capfd):
-    more = ["--small", "--epochs", "1", "--cells", "3", "--channels", "2", "--num-train-images", "32", "--batch", "8"]
+    more = [
+        "--small",
+        "--epochs",
+        "1",
+        "--cells",
+        "3",
+        "--channels",
+        "2",
+        "--num-train-images",
+        "32",
+        "--batch-size",
+        "8",
+    ]
     rows = {name: bench.robustness(tmp_path / "robustness")[name] for name in ("asng", "sng0.1")}
     assert all(bench.run_row(commands, more) for commands in rows.values())
     assert capfd.readouterr().out.count("asng cifar10 search") == 2

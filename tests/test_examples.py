@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import asng
-from tests.helpers.examples import CLAIMS, EXAMPLES, FINDS, fits, run
+from tests.helpers.examples import CLAIMS, EXAMPLES, FINDS, check_fit, run
 from tests.helpers.family_checks import CHECKS, Case
 
 
@@ -34,7 +34,7 @@ def test_two_processes_find_what_one_finds(tmp_path):
     path = str(next(path for path in EXAMPLES if path.stem == "two_processes"))
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", path]
     together = run(command, tmp_path, PYTHONWARNINGS="error")
-    fits(together)
+    check_fit(together)
     assert "processes: 2" in together
     alone = run([path], tmp_path)
     assert together.splitlines()[0] == alone.splitlines()[0]  # the architecture and its probability

@@ -23,7 +23,7 @@ CORE = [
     "_state",
     "_decoding",
 ]
-CORE += ["space", "families", "_ragged", "_checks", "_html"]
+CORE += ["space", "_variable", "families", "_values", "_ragged", "_checks", "_html"]
 CHAIN = ["cli", "experiments", "nas", *CORE]
 MAY_IMPORT = {room: set(CHAIN[position:]) for position, room in enumerate(CHAIN)}
 MAY_IMPORT["cli"] |= {"_signals", "report", "runs", "integrations", "asng"}
@@ -32,6 +32,7 @@ MAY_IMPORT["integrations"] = {"integrations", *CORE}
 MAY_IMPORT["_html"] |= {"_untrusted"}
 MAY_IMPORT["report"] = {
     "report",
+    "_convergence",
     "_html",
     "experiments",
     "runs",
@@ -45,14 +46,15 @@ MAY_IMPORT["_files"] = {"_files", "_untrusted"}
 MAY_IMPORT["_untrusted"] = {"_untrusted"}
 MAY_IMPORT["_json_checkpoint"] = {"_json_checkpoint", "_files", "_untrusted"}
 MAY_IMPORT["_signals"] = {"_signals"}
+MAY_IMPORT["_convergence"] = {"_convergence"}
 MAY_IMPORT["minimize"] |= {"_json_checkpoint", "_progress", "_signals"}
-for room in ("_blackbox", "space"):
+for room in ("_blackbox", "_variable", "_values"):
     MAY_IMPORT[room] |= {"_untrusted"}
 MAY_IMPORT["fused"] = {"fused"}
 MAY_IMPORT["runs"] = {"runs", "_checks", "_files", "_untrusted", "asng"}  # the package: its version
 for room in ("cli", "experiments", "nas"):
     MAY_IMPORT[room] |= {"_files", "_progress", "_untrusted"}
-MAY_IMPORT["nas"] |= {"fused", "_signals", "asng"}  # the package itself: its version
+MAY_IMPORT["nas"] |= {"fused", "_convergence", "_signals", "asng"}  # the package itself: its version
 MAY_IMPORT["_progress"] = {"_progress"}
 MAY_IMPORT["asng"] = {"asng", *CORE}  # the package itself: the public names of the core
 MAY_IMPORT["__main__"] = {"cli"}
@@ -66,6 +68,7 @@ THIRD_PARTY = {room: {"numpy"} for room in ("asng", *CORE)} | {
     "_files": set(),
     "_untrusted": set(),
     "_signals": set(),
+    "_convergence": set(),
     "_json_checkpoint": set(),
     "_progress": {"rich"},
     "report": {"numpy", "matplotlib", "jinja2"},

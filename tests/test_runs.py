@@ -13,7 +13,7 @@ import pytest
 
 from asng import __version__
 from asng._untrusted import read_json_lines
-from asng.runs import CHECKPOINT, METRICS, Metrics, Run, make_config, read_config, settings_from_config, write_json
+from asng.runs import CHECKPOINT, METRICS, MetricsFile, Run, make_config, read_config, settings_from_config, write_json
 
 CONFIG = {"experiment": "toy", "rates": (0.05, 0.0005), "seed": 1}
 
@@ -313,7 +313,7 @@ def test_the_environment_is_never_written_through_a_link_or_to_a_pipe(tmp_path):
 
 def test_metrics_beside_results_are_restored_and_have_no_nan(tmp_path):
     with Run(tmp_path, CONFIG) as run:
-        metrics = Metrics(run)
+        metrics = MetricsFile(run)
         metrics.append({"epoch": 1, "loss": float("nan")})
         metrics.append({"epoch": 2, "loss": 0.5})
         metrics.restore([{"epoch": 1, "loss": float("nan")}])

@@ -20,7 +20,7 @@ def found(tmp_path, monkeypatch):
     files = random_files(16)
     write(tmp_path / data.FOLDER, files)
     monkeypatch.setattr(data, "RELEASE", release_of(files))
-    settings = Cifar10SearchSettings(epochs=1, channels=2, cells=3, batch=4, num_train_images=16, test=False)
+    settings = Cifar10SearchSettings(epochs=1, channels=2, cells=3, batch_size=4, num_train_images=16, test=False)
     search(Cifar10(*data.load_cifar10(tmp_path, torch.device("cpu"))), settings, tmp_path / "run")
     yield tmp_path / "run", bench.Size(tmp_path, "cpu", epochs=1, channels=2, cells=3, max_images=80)
     bench.load_task.cache_clear()

@@ -85,7 +85,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path, kind):
 
 
 def test_a_file_that_memory_cannot_hold_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(_untrusted, "MAX_BYTES", 10)
+    monkeypatch.setattr(_untrusted, "MAX_FILE_BYTES", 10)
     (tmp_path / "file").write_bytes(b"x" * 11)
     with pytest.raises(ValueError, match="file is larger than 10 bytes; remove it, or use another path"):
         read_bytes(tmp_path / "file")

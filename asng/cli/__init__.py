@@ -25,7 +25,7 @@ FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130  # the last one is what a shell rep
 
 
 class Images(NamedTuple):
-    """An image experiment: where its `Task` is, what is searched, and what a test tells."""
+    """An image experiment: the path of its `Task`, its subject, and the measure of its test."""
 
     task: str
     goal: str

@@ -21,7 +21,7 @@ def print_completion(shell: str, commands: Commands) -> None:
 
 
 def _next_words(commands: Commands) -> dict[str, list[str]]:
-    """What may stand behind asng, and behind an experiment."""
+    """The words that may follow asng, and those that may follow an experiment."""
     after = {"": list(dict.fromkeys(command.split()[0] for command in commands))}
     for name, verb in (command.split() for command in commands if " " in command):
         after.setdefault(name, []).append(verb)

@@ -13,11 +13,11 @@ from asng.cli.terminal import (
     Output,
     RunFlags,
     SeedFlags,
+    command_progress_bar,
     console,
     make_table,
     output_of,
     print_lines,
-    progress_bar,
     run_seeds,
     seeds_of,
     tensorboard,
@@ -55,7 +55,7 @@ def run_search(arguments: Sequence[str]) -> None:
     def run_one(settings: digits.DigitsSettings, output: Output) -> None:
         folder = out / f"seed{settings.seed}" if len(seeds) > 1 else out
         started, callback = {"tensorboard": flags.tensorboard}, tensorboard(folder) if flags.tensorboard else None
-        with progress_bar("digits", folder) as progress:
+        with command_progress_bar("digits", folder) as progress:
             summary = digits.run(settings, folder, progress, flags=started, callback=callback)
         row = summary["rows"][-1]
         found = ", ".join(f"{name}={value}" for name, value in row["values"].items())
@@ -118,7 +118,7 @@ def run_tune(arguments: Sequence[str]) -> None:
     folder = flags.out or Path("runs/digits-tune")
 
     def run_one(settings: digits_tuning.TuneSettings, output: Output) -> None:
-        with progress_bar("digits tune", folder) as progress:
+        with command_progress_bar("digits tune", folder) as progress:
             summary = digits_tuning.run(settings, folder, progress)
         epochs = f"{summary['epochs']} of {summary['trials'] * settings.epochs} epochs"
         print_lines(f"{summary['pruned']} of {summary['trials']} trials ended early: {epochs}.")

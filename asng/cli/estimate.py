@@ -1,4 +1,4 @@
-"""What --dry-run prints."""
+"""The output of --dry-run."""
 
 import shutil
 from collections.abc import Mapping

@@ -9,7 +9,7 @@ from typing import Literal
 from asng import nas
 from asng.cli import EXPERIMENTS, Images
 from asng.cli.flags import parse_command
-from asng.cli.terminal import OutputFlags, output_of, print_lines, progress_bar
+from asng.cli.terminal import OutputFlags, command_progress_bar, output_of, print_lines
 from asng.experiments._export import Exportable, load_digits_run, load_image_run
 from asng.runs import read_config
 
@@ -66,7 +66,7 @@ def load_run(folder: Path, data: Path | None) -> Exportable:
     name = read_config(folder).get("experiment")
     experiment = EXPERIMENTS.get(str(name))
     if isinstance(experiment, Images):
-        with progress_bar("reading the run") as progress:
+        with command_progress_bar("reading the run") as progress:
             return load_image_run(resolve_name(experiment.task), folder, data, progress)
     if name == "digits":
         return load_digits_run(folder)

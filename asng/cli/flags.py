@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from asng._checks import did_you_mean
 
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted by Ctrl-C or SIGTERM (the run is kept)."
-NUMBERS = {int: "an integer", float: "a number"}
+NUMBER_NAMES = {int: "an integer", float: "a number"}
 MAX_WIDTH, COLUMN = 100, 26  # of the help; where its texts begin
 
 
@@ -54,7 +54,7 @@ class Flag:
 
     @property
     def help(self) -> str:
-        """What it means, and its default."""
+        """The help text and the default."""
         if self.kind is bool or self.default is MISSING or self.default is None or self.default == ():
             return self.text
         values = self.default if isinstance(self.default, tuple) else (self.default,)
@@ -71,10 +71,10 @@ class Flag:
         try:
             return self.kind(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"takes {NUMBERS[self.kind]}, got {text!r}") from None
+            raise argparse.ArgumentTypeError(f"takes {NUMBER_NAMES[self.kind]}, got {text!r}") from None
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Let a parser accept the flag; what is not given is absent from what it returns."""
+        """Let a parser accept the flag; the parsed arguments have no entry for a flag that is not given."""
         options: dict[str, Any] = {"default": argparse.SUPPRESS}
         if self.kind is bool:
             parser.add_argument(self.option, action=argparse.BooleanOptionalAction, **options)
@@ -150,7 +150,7 @@ def parse_command(
         before = shlex.join(arguments[: list(arguments).index("")])
         raise ValueError(f"an argument is empty, behind {before!r}; give its value")
     flags, described = flags_of(command, parts), parts.get("settings", command)
-    given = _parse(flags, name, arguments)
+    given = _parse_flags(flags, name, arguments)
     for preset, settings in (presets or {}).items():
         if given.get(preset):
             parts["settings"] = settings
@@ -169,7 +169,7 @@ def parse_command(
     return command(**built)
 
 
-def _parse(flags: Sequence[Flag], name: str, arguments: Sequence[str]) -> dict[str, Any]:
+def _parse_flags(flags: Sequence[Flag], name: str, arguments: Sequence[str]) -> dict[str, Any]:
     """The flags that are given."""
     parser = _Parser(prog=f"asng {name}", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS)

@@ -12,9 +12,9 @@ from asng.cli.terminal import (
     Output,
     OutputFlags,
     SeedFlags,
+    command_progress_bar,
     output_of,
     print_lines,
-    progress_bar,
     run_seeds,
     seed_folder,
     tensorboard,
@@ -89,7 +89,7 @@ def run_search(task: type[Task], arguments: Sequence[str]) -> None:
     def run_one(settings: Any, output: Output) -> None:
         default = Path("runs") / f"{_prefix(task, flags)}-{task.label(settings)}-seed{settings.seed}"
         folder = seed_folder(flags, default, settings.seed)
-        with progress_bar(f"{task.name} search", folder) as progress:
+        with command_progress_bar(f"{task.name} search", folder) as progress:
             summary = search(loaded, settings, folder, progress, capture=flags.capture, **_options(flags, folder))
         if not summary["feasible"]:
             print_lines("No architecture met the limit; this is the nearest one.")
@@ -99,7 +99,7 @@ def run_search(task: type[Task], arguments: Sequence[str]) -> None:
         output.line = f"Train it from scratch: {command}"
 
     with output_of(flags) as output:
-        loaded = _load(task, flags)
+        loaded = _load_task(task, flags)
         estimate = partial(estimate_search, loaded, flags.settings, capture=flags.capture)
         run_seeds(flags, run_one, estimate, output)
 
@@ -120,7 +120,7 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
         default = Path("runs", of_file) if flags.run is None else flags.run / (flags.architecture or "retrain")
         folder = seed_folder(flags, Path(f"{default}{differing}-seed{settings.seed}"), settings.seed)
         own = _choose_values(task, replace(flags, settings=settings), searched)
-        with progress_bar(f"{task.name} retrain", folder) as progress:
+        with command_progress_bar(f"{task.name} retrain", folder) as progress:
             summary = retrain(loaded, settings, own, folder, progress, **_options(flags, folder))
         print_lines(*loaded.describe_trained(summary, folder))
         _fill(output, folder, summary)
@@ -128,7 +128,7 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
 
     values = _choose_values(task, flags, searched)  # what is wrong with it is said before data is loaded
     with output_of(flags) as output:
-        loaded = _load(task, flags)
+        loaded = _load_task(task, flags)
         run_seeds(flags, run_one, partial(estimate_training, loaded, flags.settings, values), output)
 
 
@@ -139,10 +139,10 @@ def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
     of_search = config.get("kind") == "search"
     settings_from_config(task.search_settings if of_search else task.train_settings, config, flags.run)  # likewise
     with output_of(flags) as output:
-        with progress_bar(task.loading) as progress:
+        with command_progress_bar(task.loading) as progress:
             loaded = task.load_for_test(flags.where, config, flags.settings, progress)
         print_lines(*loaded.describe_data())
-        with progress_bar(f"testing on {len(loaded.test):,} {task.noun}") as progress:
+        with command_progress_bar(f"testing on {len(loaded.test):,} {task.noun}") as progress:
             report = evaluate(loaded, flags.run, config, progress, flags.settings)
         *lines, output.line = loaded.describe_test(report, flags.run)
         print_lines(*lines)
@@ -150,7 +150,7 @@ def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
 
 
 def _options(flags: Any, folder: Path) -> dict[str, Any]:
-    """What a run is told besides its settings, from which `asng resume` starts it again; paths are absolute."""
+    """The flags of a run besides its settings, kept for `asng resume`; paths are absolute."""
     where = vars(flags.where) | {"data": data_folder(flags.where.data)}
     given = {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in where.items()}
     given |= {name: getattr(flags, name) for name in ("small", "capture", "tensorboard") if hasattr(flags, name)}
@@ -165,8 +165,8 @@ def _fill(output: Output, folder: Path, summary: Mapping[str, Any]) -> None:
     output["figures"] = figures or {"train_loss": summary["last"].get("train_loss")}
 
 
-def _load(task: type[Task], flags: Any) -> Task:
-    with progress_bar(task.loading) as progress:
+def _load_task(task: type[Task], flags: Any) -> Task:
+    with command_progress_bar(task.loading) as progress:
         load = task.load_for_estimate if flags.dry_run else task.load
         loaded = load(flags.where, progress)
     print_lines(*loaded.describe_data(flags.settings))

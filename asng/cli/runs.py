@@ -31,7 +31,7 @@ from asng.runs import (
 MAX_FOLDERS = 100_000
 MAX_NAME = 80  # letters of what a run is
 # Any of which makes a folder with a config.json a run.
-FILES = {ENVIRONMENT, METRICS, RESULTS, CHECKPOINT, ARCHITECTURE, SUMMARY, LOCK}
+RUN_FILES = {ENVIRONMENT, METRICS, RESULTS, CHECKPOINT, ARCHITECTURE, SUMMARY, LOCK}
 # Figures of a record, the most telling first, and what is best.
 FIGURES = {"test_accuracy": max, "test_psnr": max, "valid_accuracy": max, "valid_loss": min, "train_loss": min}
 
@@ -73,14 +73,14 @@ def find_runs(top: Path) -> Iterator[Path]:
     """The folders of runs below a folder, and itself, in the order of their names; links are not followed."""
     for number, (name, folders, files) in enumerate(os.walk(top)):
         folders.sort()
-        if CONFIG in files and not FILES.isdisjoint(files):
+        if CONFIG in files and not RUN_FILES.isdisjoint(files):
             yield Path(name)
         if number >= MAX_FOLDERS:
             raise ValueError(f"{top} has more than {MAX_FOLDERS:,} folders; name one with fewer")
 
 
 def describe_run(folder: Path) -> dict[str, Any] | None:
-    """What a run is, how far it got, and how well, whatever is in its files; None for one of no experiment."""
+    """Kind, progress and scores of a run, even where files are damaged; None for one of no experiment."""
     size, newest = _size_and_time(folder)
     about: dict[str, Any] = {"folder": str(folder), "bytes": size, "age_seconds": max(0.0, time.time() - newest)}
     try:
@@ -105,7 +105,7 @@ def is_finished(run: RunData) -> bool:
 
 
 def progress_of(run: RunData) -> tuple[float, float, str] | None:
-    """How much is done, of how much, in which unit; None where that is unknown."""
+    """The amount done, the total and the unit; None where they are unknown."""
     total = _count_results(run.config)
     if total is None:
         return run.progress
@@ -114,7 +114,7 @@ def progress_of(run: RunData) -> tuple[float, float, str] | None:
 
 
 def _count_results(config: Mapping[str, Any]) -> int | None:
-    """How many lines results.jsonl of a finished run has for a seed; None for a run of metrics, or a damaged one."""
+    """The number of lines per seed in results.jsonl of a finished run; None for a run of metrics, or a damaged one."""
     try:
         match config.get("experiment"), config.get("kind"):
             case "digits", "search":

@@ -54,7 +54,7 @@ class SeedFlags(RunFlags):
 
 
 class Output(dict[str, Any]):
-    """What a command prints as JSON, and its last line."""
+    """The JSON output of a command, and its last line."""
 
     line = ""
 
@@ -141,14 +141,14 @@ def seed_folder(flags: Any, default: Path, seed: int) -> Path:
 
 
 def tensorboard(folder: Path) -> Callable[[Any], None]:
-    """What a run tells its records to under --tensorboard."""
+    """The listener that writes the records of a run for TensorBoard."""
     from asng.integrations.tensorboard import TensorBoard
 
     return TensorBoard(folder / "tensorboard")
 
 
 @contextmanager
-def progress_bar(title: str, folder: Path | None = None, console: Console = console) -> Iterator[Progress]:
+def command_progress_bar(title: str, folder: Path | None = None, console: Console = console) -> Iterator[Progress]:
     """The bar of a command; Ctrl-C prints how to continue from the folder, if there is one."""
     try:
         with _progress.progress_bar(title, console) as progress:

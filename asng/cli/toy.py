@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from asng.cli.flags import parse_command
-from asng.cli.terminal import Output, RunFlags, console, make_table, output_of, progress_bar, run_seeds
+from asng.cli.terminal import Output, RunFlags, command_progress_bar, console, make_table, output_of, run_seeds
 from asng.experiments import toy
 
 
@@ -37,7 +37,7 @@ def run_sweep(arguments: Sequence[str]) -> None:
     folder = flags.out or Path("runs/toy-quick" if flags.quick else "runs/toy")
 
     def run_one(settings: toy.ToySettings, output: Output) -> None:
-        with progress_bar("toy problem", folder) as progress:
+        with command_progress_bar("toy problem", folder) as progress:
             summary = toy.run(settings, folder, progress)
         console.print(toy_table(summary))
         output |= {"folder": folder, **summary}

@@ -20,7 +20,7 @@ SHARED = "shared weights of the search"
 
 
 class Exportable(NamedTuple):
-    """A network with what has to be said about it.
+    """A network and its description.
 
     Attributes:
         network: Static, on the CPU.

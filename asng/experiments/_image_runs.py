@@ -37,7 +37,7 @@ def search(
         found = job.result(progress)
         write_json(folder / ARCHITECTURE, to_dict(found["values"]))
         task.draw(found["values"], folder, found["distribution"])
-        return _finish(run, records, {**found, **task.summarize(settings, found["values"])}, job)
+        return _write_summary(run, records, {**found, **task.summarize(settings, found["values"])}, job)
 
 
 def retrain(
@@ -57,7 +57,7 @@ def retrain(
         write_json(folder / ARCHITECTURE, to_dict(values))
         task.draw(values, folder)
         records = _run_job(job, run, settings, progress)
-        return _finish(run, records, task.summarize(settings, values, job.model), job)
+        return _write_summary(run, records, task.summarize(settings, values, job.model), job)
 
 
 def _open_run(
@@ -72,7 +72,7 @@ def _run_job(job: Job, run: Run, settings: JobSettings, progress: Progress) -> l
     return run_job(job, epochs=settings.epochs, checkpoint=checkpoint, progress=progress, unit=settings.unit)
 
 
-def _finish(run: Run, records: list[dict[str, Any]], summary: dict[str, Any], job: Job) -> dict[str, Any]:
+def _write_summary(run: Run, records: list[dict[str, Any]], summary: dict[str, Any], job: Job) -> dict[str, Any]:
     summary = {**summary, "machine": describe_machine(job.device), "last": records[-1]}
     write_json(run.folder / SUMMARY, summary)
     figures.draw_curves(records, run.folder)
@@ -96,7 +96,7 @@ def evaluate(
 
 
 class Trained(NamedTuple):
-    """What a run has trained so far, or found, and after how many steps."""
+    """The network that a run has trained or found so far, and its number of steps."""
 
     network: nn.Module
     values: Mapping[str, Any]

@@ -83,7 +83,7 @@ class Batches:
     ) -> None:
         """Mini-batches of `size` from the images that `indices` (n,) name; streams of a seed are independent."""
         if size > len(indices):
-            raise ValueError(f"mini-batches of {size} cannot be made of {len(indices)} images; choose a smaller batch")
+            raise ValueError(f"mini-batches of {size} cannot be made of {len(indices)} images; lower batch_size")
         if int(indices.max()) >= len(images):
             raise ValueError(f"image {int(indices.max()) + 1:,} was asked for, but there are only {len(images):,}")
         self.steps = len(indices) // size  # what does not fill a mini-batch is left out of that epoch

@@ -35,7 +35,7 @@ Callback = Callable[[Mapping[str, Any]], object]  # told the record of each epoc
 
 
 class _ImageJob(Job):
-    """What searches and trainings have in common."""
+    """Base class of searches and trainings."""
 
     images_per_step: int
 
@@ -45,7 +45,7 @@ class _ImageJob(Job):
 
     def _batches(self, indices: Tensor, stream: int) -> Batches:
         transform = self._task.transform(self._settings)
-        return Batches(self._task.train, indices, self._settings.batch, transform, self._settings.seed, stream)
+        return Batches(self._task.train, indices, self._settings.batch_size, transform, self._settings.seed, stream)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -60,7 +60,7 @@ class _ImageJob(Job):
 
     def status(self, epoch: Epoch) -> dict[str, float]:
         seconds = max(epoch.seconds, MIN_SECONDS)
-        return {"images_per_second": self._settings.batch * self.images_per_step * epoch.steps / seconds}
+        return {"images_per_second": self._settings.batch_size * self.images_per_step * epoch.steps / seconds}
 
     def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
         losses = [values for name, values in epoch.to_floats().items() if name.endswith("loss")]

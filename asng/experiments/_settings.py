@@ -28,7 +28,7 @@ class JobSettings(ABC):
 
     unit: ClassVar[str]
 
-    batch: int = 64
+    batch_size: int = 64
     """Images in a mini-batch."""
     lr: float = 0.025
     """Learning rate of the weights at the start of its cosine."""

@@ -27,7 +27,7 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Which images there are, and where they are computed with."""
+    """The folder of the images and the device."""
 
     data: Path | None = None
     """Folder of the data; by default that of the environment variable ASNG_DATA, or else the user's cache."""
@@ -83,7 +83,7 @@ class Task(ABC):
 
     @classmethod
     def without_images(cls) -> Self:
-        """The task without data, on the CPU: for what needs networks alone."""
+        """The task without data, on the CPU, for uses that need networks alone."""
         none = ImageSet(torch.zeros(0, 3, *cls.image_size, dtype=torch.uint8))
         return cls(none, none)
 
@@ -98,15 +98,15 @@ class Task(ABC):
         return cls.load(where, progress)
 
     def train_indices(self, settings: Any) -> Tensor:
-        """Which training images are used; all by default."""
+        """Indices of the training images that are used; all by default."""
         return torch.arange(len(self.train))
 
     @abstractmethod
     def transform(self, settings: Any) -> Transform:
-        """How mini-batches are made of images."""
+        """The function that makes mini-batches of images."""
 
     def identity(self) -> dict[str, Any]:
-        """What a run's configuration says about the data."""
+        """Entries about the data in the configuration of a run."""
         return {}
 
     # Architectures. `searched` are the settings of a search.
@@ -209,7 +209,7 @@ class Task(ABC):
         return str(settings.method)
 
     def describe_data(self, settings: Any = None) -> list[str]:
-        """Which images are used."""
+        """Lines to print about the images that are used."""
         return []
 
     def describe_found(self, summary: Mapping[str, Any], folder: Path) -> list[str]:

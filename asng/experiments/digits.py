@@ -33,7 +33,7 @@ from asng.runs import (
     ARCHITECTURE,
     RESULTS,
     SUMMARY,
-    Metrics,
+    MetricsFile,
     Run,
     make_config,
     read_config,
@@ -55,7 +55,7 @@ class DigitsSettings:
     """Share of these epochs, the first ones, that train the weights of random architectures and judge none."""
     training_epochs: int = 30
     """Passes over all training images when an architecture is trained from scratch."""
-    batch: int = 64
+    batch_size: int = 64
     """Images in a mini-batch."""
     lr: float = 0.05
     """Learning rate of the weights at the start of its cosine, in search and training."""
@@ -103,7 +103,7 @@ def load_split(seed: int) -> Data:
     return Data(*parts)
 
 
-class Batches:
+class ShuffledBatches:
     """Shuffled mini-batches; the rest that does not fill one is left out."""
 
     def __init__(self, data: tuple[Tensor, Tensor], size: int, generator: torch.Generator) -> None:
@@ -119,7 +119,7 @@ class Batches:
             yield self._data[0][chosen], self._data[1][chosen]
 
 
-def augment(images: Tensor, strength: float) -> Tensor:
+def random_affine(images: Tensor, strength: float) -> Tensor:
     """Images under random affine maps, whose entries differ from the identity's by normal numbers of that strength."""
     if not strength:
         return images
@@ -130,7 +130,7 @@ def augment(images: Tensor, strength: float) -> Tensor:
 
 def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor], augmentation: float = 0.0) -> Tensor:
     """Cross entropy of a mini-batch."""
-    return F.cross_entropy(model(augment(batch[0], augmentation)), batch[1])
+    return F.cross_entropy(model(random_affine(batch[0], augmentation)), batch[1])
 
 
 def search(
@@ -174,7 +174,7 @@ def make_search(
     schedules = Schedules(weight_optimizer, settings.epochs)
     oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, classification_loss, max_grad_norm=5.0)
     generator = torch.Generator().manual_seed(seed)
-    train, valid = (Batches(half, settings.batch, generator) for half in (data.train, data.valid))
+    train, valid = (ShuffledBatches(half, settings.batch_size, generator) for half in (data.train, data.valid))
     return oneshot, LoaderJob(oneshot, schedules, train, valid, seed, callback, settings.warmup_epochs)
 
 
@@ -190,7 +190,7 @@ def train(
 
     It is trained on all training images or, if `hold_out`, on the half that trains in the search; then the other half
     gives its `valid_accuracy`, which is None otherwise. `accuracy` is that on the test images. Of the settings,
-    `training_epochs` and `batch` are used, and `lr` where no hyper-parameters are given.
+    `training_epochs` and `batch_size` are used, and `lr` where no hyper-parameters are given.
     """
     start = time.perf_counter()
     model = train_network(settings, seed, data, values, hold_out=hold_out, hyper=hyper)
@@ -214,7 +214,7 @@ def train_network(
     lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.training_epochs)
     generator = torch.Generator().manual_seed(seed)
     both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
-    shuffled = Batches(data.train if hold_out else both, settings.batch, generator)
+    shuffled = ShuffledBatches(data.train if hold_out else both, settings.batch_size, generator)
     for _ in range(settings.training_epochs):
         for batch in shuffled:
             optimizer.zero_grad()
@@ -279,7 +279,7 @@ def run(
         seed, done = settings.seed, read_records(folder, settings)
         data, random = load_split(seed), draw_random(settings, seed)
         if not done:
-            checkpoint = Checkpoint(checkpoint_path(folder, seed), run.config, Metrics(run))
+            checkpoint = Checkpoint(checkpoint_path(folder, seed), run.config, MetricsFile(run))
             result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint, callback)
             done.append({"seed": seed, "kind": "search", **result})
             run.append(done[0])
@@ -377,7 +377,7 @@ def summarize(settings: DigitsSettings, records: Sequence[dict[str, Any]]) -> di
         rows.append(row)
     accuracy = {kind: _mean_and_error([row[kind]["accuracy"] for row in rows]) for kind in KINDS}
     differences = [row["found"]["accuracy"] - row["random_best"]["accuracy"] for row in rows]
-    steps = len(Batches(load_split(0).train, settings.batch, torch.Generator()))
+    steps = len(ShuffledBatches(load_split(0).train, settings.batch_size, torch.Generator()))
     gradients = {
         "found": 2 * settings.epochs * steps,
         "random_best": settings.num_random * settings.training_epochs * steps,

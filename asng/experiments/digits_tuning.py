@@ -20,7 +20,16 @@ from asng import nas
 from asng._checks import check_settings
 from asng._progress import Progress, no_progress
 from asng.experiments import digits
-from asng.experiments.digits import UNTUNED, Batches, Data, Hyper, Net, _one_thread, classification_loss, load_split
+from asng.experiments.digits import (
+    UNTUNED,
+    Data,
+    Hyper,
+    Net,
+    ShuffledBatches,
+    _one_thread,
+    classification_loss,
+    load_split,
+)
 from asng.minimize import minimize
 from asng.nas._loop import NoFiniteLoss
 from asng.nas.architecture import to_dict
@@ -50,7 +59,7 @@ class TuneSettings:
     """Epochs before a trial is ended early."""
     training_epochs: int = 30
     """Passes over all training images when what was found is trained from scratch."""
-    batch: int = 64
+    batch_size: int = 64
     """Images in a mini-batch."""
     seed: int = 0
     """All random numbers follow from it."""
@@ -93,7 +102,7 @@ def search(
 
     arch_optimizer = ASNG(nas.space_of(model), seed=settings.seed)
     generator = torch.Generator().manual_seed(settings.seed)
-    train, valid = (Batches(half, settings.batch, generator) for half in (data.train, data.valid))
+    train, valid = (ShuffledBatches(half, settings.batch_size, generator) for half in (data.train, data.valid))
     optimizers = {"arch_optimizer": arch_optimizer, "weight_optimizer": digits.make_weight_optimizer(hyper, model)}
     options: dict[str, Any] = {"epochs": settings.epochs, "judge": classification_loss, **optimizers}
     loss_fn = partial(classification_loss, augmentation=hyper["augmentation"])

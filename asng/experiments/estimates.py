@@ -1,4 +1,4 @@
-"""What a run would take, before it is made: its space, networks, steps, time, memory, disk. Nothing is written.
+"""Estimates of a run before it is made: its space, networks, steps, time, memory, disk. Nothing is written.
 
 Times are those of a few real steps, on this machine, of a network that is thrown away.
 """
@@ -62,7 +62,7 @@ def estimate_digits(settings: digits.DigitsSettings) -> Estimate:
     with digits._one_thread():
         oneshot, job = digits.make_search(settings, settings.seed, data)
         generator = torch.Generator().manual_seed(settings.seed)
-        batches = digits.Batches(data.train, settings.batch, generator)
+        batches = digits.ShuffledBatches(data.train, settings.batch_size, generator)
         batch = next(iter(batches))
         warmup = time_calls(lambda: oneshot.train_step(batch))
         step = time_calls(lambda: oneshot.step(batch, batch))
@@ -83,7 +83,7 @@ def estimate_digits(settings: digits.DigitsSettings) -> Estimate:
 
 def estimate_tuning(settings: digits_tuning.TuneSettings) -> Estimate:
     """Of `asng digits tune`, if no trial ends early."""
-    shared = {name: getattr(settings, name) for name in ("batch", "seed", "epochs", "training_epochs")}
+    shared = {name: getattr(settings, name) for name in ("batch_size", "seed", "epochs", "training_epochs")}
     one = estimate_digits(digits.DigitsSettings(**shared, warmup=0.0))
     steps = (settings.trials + 1) * one["steps"]
     times = Timing(one["seconds_per_step"], one["fastest_step"], one["slowest_step"]).estimate(steps)
@@ -106,7 +106,7 @@ def estimate_sweep(sweep: toy.ToySettings) -> Estimate:
 
 
 def describe_space(space: Mapping[str, Variable]) -> Estimate:
-    """How many variables and architectures there are; None where some variable has values without end.
+    """The numbers of variables and architectures; None where a variable has infinitely many values.
 
     >>> from asng import Categorical, Integer, Real
     >>> describe_space({"act": Categorical(["relu", "tanh"]), "depth": Integer(1, 3)})
@@ -137,10 +137,10 @@ class Timing(NamedTuple):
     def estimate(self, steps: float) -> Estimate:
         """The times that a number of steps takes, for an estimate."""
         per_step = {"seconds_per_step": self.mean, "fastest_step": self.fastest, "slowest_step": self.slowest}
-        return {**per_step, "seconds": steps * self.mean, "load": _load(), "threads": torch.get_num_threads()}
+        return {**per_step, "seconds": steps * self.mean, "load": _load_per_core(), "threads": torch.get_num_threads()}
 
 
-def _load() -> float | None:
+def _load_per_core() -> float | None:
     """Processes that want to run, per core, in the mean of the last minute; None where the system does not tell."""
     return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else None
 

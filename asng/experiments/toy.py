@@ -102,7 +102,7 @@ def simulate(sweep: ToySettings, setting: Setting) -> list[int | None]:
     """Per run, the iteration that first drew the target, or None."""
     variables, choices, runs = sweep.variables, sweep.choices, sweep.runs
     family = CategoricalFamily([choices] * variables)
-    generator = _generator(sweep, setting)
+    generator = _setting_generator(sweep, setting)
     start, update = _method(setting, family.dimension**-setting.power)
     state = start(family, np.tile(family.initial(), (runs, 1)))
     x = generator.standard_normal((runs, family.size))
@@ -147,7 +147,7 @@ def _descend(x: Array, velocity: Array, entries: Any, errors: Array, lr: float) 
     x -= lr * velocity
 
 
-def _generator(sweep: ToySettings, setting: Setting) -> np.random.Generator:
+def _setting_generator(sweep: ToySettings, setting: Setting) -> np.random.Generator:
     """Depends on what a setting is, not on its position in the sweep or on the worker."""
     seed = np.random.SeedSequence([sweep.seed, *repr(tuple(setting)).encode()])
     return np.random.Generator(np.random.SFC64(seed))  # the fastest of NumPy's
@@ -205,7 +205,7 @@ def read_records(run: Run, sweep: ToySettings) -> dict[Setting, list[int | None]
 
 
 def _fault(record: dict[str, Any], sweep: ToySettings, settings: list[Setting]) -> str:
-    """What is wrong with a record of the sweep; empty if nothing is."""
+    """The fault of a record of the sweep; empty for a sound one."""
     if fault := mismatch(record, Record):
         return fault
     if tuple(record["setting"]) not in settings:

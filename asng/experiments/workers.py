@@ -16,7 +16,7 @@ Returned = TypeVar("Returned")
 
 # One thread for linear algebra, since the workers are the parallelism; and freed memory is kept, because
 # giving it back and getting it again costs a tenth of the time.
-ENVIRONMENT = {
+WORKER_ENVIRONMENT = {
     **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"),
     "MALLOC_TRIM_THRESHOLD_": "100000000",
     "MALLOC_MMAP_THRESHOLD_": "100000000",
@@ -54,12 +54,12 @@ def run_parallel(
 def _starting_workers() -> Iterator[None]:
     """Processes started inside the context get the environment of workers, and leave signals to the parent."""
     environment = dict(os.environ)
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(WORKER_ENVIRONMENT)
     try:
         with hold_signals():  # blocked ones are inherited
             yield
     finally:
-        for name in ENVIRONMENT.keys() - environment.keys():
+        for name in WORKER_ENVIRONMENT.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)
 

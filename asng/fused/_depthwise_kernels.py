@@ -71,7 +71,7 @@ def _locate(p, height: tl.constexpr, width: tl.constexpr, ROWS: tl.constexpr, CO
 
 @triton.jit
 def _mask(here, h, w, c, H: tl.constexpr, W: tl.constexpr, STRIDE: tl.constexpr):
-    """Which pixels and channels there are."""
+    """The mask of pixels and channels that exist."""
     return (here & (h >= 0) & (h < H) & (w >= 0) & (w < W))[:, None] & (c < STRIDE)[None, :]
 
 

@@ -1,4 +1,4 @@
-"""Which tensors the kernels take."""
+"""Checks of the tensors that the kernels take."""
 
 import os
 from collections.abc import Iterator

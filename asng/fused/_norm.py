@@ -51,7 +51,7 @@ def uses_batch_statistics(norm: nn.BatchNorm2d) -> bool:
 
 
 class Split(NamedTuple):
-    """How the rows and channels of an input are split into programs: rows in chunks, channels in groups."""
+    """The split of an input into programs: rows in chunks, channels in groups."""
 
     rows: int
     chunk: int

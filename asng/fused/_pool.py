@@ -65,7 +65,7 @@ def _step(pool: nn.AvgPool2d | nn.MaxPool2d) -> int:
 
 
 class Grid:
-    """How rows of (width, channels) elements are split into programs: blocks of elements, of one or more rows."""
+    """The split of rows of (width, channels) elements into programs: blocks of elements, of one or more rows."""
 
     def __init__(self, x: Tensor, width: int, rows: int) -> None:
         """`rows` and `width` are those of one image of x, (n, c, h, w)."""

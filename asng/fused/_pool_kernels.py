@@ -89,7 +89,7 @@ def avg_pool_backward(
 
 @triton.jit
 def _better(best, tap, value, number):
-    """As torch compares: the first of equal maxima wins, and the last NaN."""
+    """Compare as torch does: the first of equal maxima wins, and the last NaN."""
     wins = (value > best) | (value != value)
     return tl.where(wins, value, best), tl.where(wins, number, tap)
 

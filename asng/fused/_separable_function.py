@@ -76,7 +76,7 @@ class Saved(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What a program of a depthwise convolution computes: some channels of blocks of rows and columns."""
+    """The share of one program of a depthwise convolution: some channels of blocks of rows and columns."""
 
     rows: int
     columns: int
@@ -89,7 +89,7 @@ class Tile(NamedTuple):
         return cls(ROWS, COLUMNS, 32 * warps * elements // channels, channels)
 
     def tiles(self, images: int, height: int, width: int) -> int:
-        """How many cover maps."""
+        """The number of tiles that cover maps."""
         return -(-images * -(-height // self.rows) * -(-width // self.columns) // self.blocks)
 
 

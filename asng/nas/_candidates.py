@@ -118,7 +118,7 @@ def to_outcome(returned: Any) -> Outcome:
     loss, metrics = split_metrics(returned)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         has_loss = isinstance(getattr(loss, "loss", None), Tensor)  # the output of a Hugging Face model
-        got = f"a {type(loss).__name__}; return its .loss" if has_loss else _format_value(loss)
+        got = f"a {type(loss).__name__}; return its .loss" if has_loss else _describe_value(loss)
         raise ValueError(f"loss_fn(model, batch) must return a scalar tensor, or (loss, metrics), got {got}")
     if loss.is_complex():
         raise ValueError(f"loss_fn(model, batch) must return a real number, got {loss.dtype}; take its abs() or real")
@@ -136,7 +136,7 @@ def to_score(returned: Any) -> Outcome:
     except (TypeError, ValueError):
         raise ValueError(
             "judge(model, batch) must return a number, the lower the better, or (number, metrics), got "
-            f"{_format_value(score)}"
+            f"{_describe_value(score)}"
         ) from None
     return Outcome(score.detach().reshape(()), _check_metrics(metrics))
 
@@ -165,7 +165,7 @@ def _mean_metrics(outcomes: Sequence[Any]) -> dict[str, Any]:
 
 def _check_metrics(metrics: Any) -> dict[str, Tensor | float]:
     if not isinstance(metrics, Mapping):
-        raise ValueError(f"metrics must be a mapping of names to numbers, got {_format_value(metrics)}")
+        raise ValueError(f"metrics must be a mapping of names to numbers, got {_describe_value(metrics)}")
     return {name: _number(name, value) for name, value in metrics.items()}
 
 
@@ -176,10 +176,10 @@ def _number(name: Any, value: Any) -> Tensor | float:
         return value.detach().reshape(())
     if isinstance(value, Real):
         return float(value)
-    raise ValueError(f"metric {name!r} must be a real number or a scalar tensor, got {_format_value(value)}")
+    raise ValueError(f"metric {name!r} must be a real number or a scalar tensor, got {_describe_value(value)}")
 
 
-def _format_value(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
     return repr(value)
@@ -201,10 +201,10 @@ def gather_numbers(outcomes: Sequence[Outcome | None], device: torch.device) -> 
         metrics = {name: next(numbers) if isinstance(v, Tensor) else v for name, v in outcome.metrics.items()}
         read[index] = Numbers(loss, metrics, outcome is FAILED, outcome.weight)
     everywhere = _distributed.gather_objects(read)
-    return [_combine([part[index] for part in everywhere if index in part]) for index in sorted({*chain(*everywhere)})]
+    return [_merge([part[index] for part in everywhere if index in part]) for index in sorted({*chain(*everywhere)})]
 
 
-def _combine(parts: Sequence[Numbers]) -> Numbers:
+def _merge(parts: Sequence[Numbers]) -> Numbers:
     """The numbers of one candidate, of which several processes ran a part each."""
     if len(parts) == 1 or any(part.failed for part in parts):
         return max(parts, key=lambda part: part.failed)

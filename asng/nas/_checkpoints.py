@@ -33,7 +33,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def _to_loadable(value: Any, where: str = "") -> Any:
-    """What loads with `weights_only=True`: NumPy's scalars, as schedules may compute them, become Python's."""
+    """Convert a state so that it loads with `weights_only=True`: NumPy's scalars, as of schedules, become Python's."""
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in (list, tuple):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from asng.nas.supernet import Supernet
 
 MAX_DEPTH = 3  # how many containers inside each other are looked into
-MAX_ITEMS = 1000  # and how many items of each: data may be kept in lists, too
+MAX_VISITED = 1000  # and how many items of each: data may be kept in lists, too
 MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)  # what every module has
 SCALAR_TYPES = frozenset({bool, int, float, str, bytes, type(None), type})
 
@@ -50,13 +50,13 @@ def objects_in(value: Any, kind: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
     if isinstance(value, kind):
         yield value
     elif depth and not isinstance(value, nn.Module):
-        for item in islice(_items(value), MAX_ITEMS):
+        for item in islice(_items(value), MAX_VISITED):
             if type(item) not in SCALAR_TYPES:
                 yield from objects_in(item, kind, depth - 1)
 
 
 def _items(value: Any) -> Iterable[Any]:
-    """What a container holds, or an object in its attributes."""
+    """The items of a container, or the attributes of an object."""
     match value:
         case list() | tuple() | set() | frozenset():
             return value
@@ -86,7 +86,7 @@ def captured_modules(value: Any, depth: int = MAX_DEPTH) -> Iterator[nn.Module]:
         case MethodType():
             items = [value.__self__, value.__func__]
         case list() | tuple() | dict():
-            items = list(islice(_items(value), MAX_ITEMS))
+            items = list(islice(_items(value), MAX_VISITED))
     for item in items if depth else ():
         yield from captured_modules(item, depth - 1)
 

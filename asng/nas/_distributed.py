@@ -66,7 +66,7 @@ def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
 
 
 def any_rank(flags: Sequence[bool], device: torch.device) -> list[bool]:
-    """Which flags are set in any process."""
+    """The flags, each set where any process has set it."""
     if not is_distributed():
         return list(flags)
     votes = torch.tensor(flags, dtype=torch.int32, device=device)
@@ -130,7 +130,7 @@ class Groups:
             )
 
     def own(self, candidates: int) -> range:
-        """Which of the candidates this process runs."""
+        """Indices of the candidates that this process runs."""
         return range(self._index, candidates if self._part < self._parts else 0, self._count)
 
     def take(self, batch: Any) -> tuple[Any, float]:

@@ -67,7 +67,7 @@ class Schedules:
         return [CosineAnnealingLR(optimizer, epochs * self._per_epoch) for optimizer in self._optimizers]
 
     def start_over(self, done: int) -> None:
-        """Where the default schedule has ended and epochs were added, let it start over for these."""
+        """Restart the default schedule for epochs that were added after it had ended."""
         if self._is_default and done < self._epochs and self._schedulers[0].last_epoch >= self._schedulers[0].T_max:
             for optimizer in self._optimizers:
                 for group in optimizer.param_groups:
@@ -194,7 +194,7 @@ class LoaderJob(Job):
         return {**metrics, **losses, **shares}  # a metric called loss does not hide the loss
 
     def wants_stop(self, record: Mapping[str, Any] | None = None) -> bool:
-        """What the callback says to the newest step, or to the record of an epoch."""
+        """Call the callback with the newest step, or with the record of an epoch."""
         returned = None if self._callback is None else self._callback(self._newest if record is None else dict(record))
         if isinstance(returned, torch.Tensor) and returned.numel() == 1:
             returned = returned.item()

@@ -153,7 +153,7 @@ class Flops(ForwardMeasure):
 
     @property
     def fingerprint(self) -> str:
-        """What the numbers depend on besides the network."""
+        """All that the numbers depend on besides the network, as text."""
         return repr(self)
 
 
@@ -235,7 +235,7 @@ class Latency(ForwardMeasure):
 
     @property
     def fingerprint(self) -> str:
-        """What the numbers depend on besides the network."""
+        """All that the numbers depend on besides the network, as text."""
         where = "the model's device" if self.device is None else device_name(self.device)
         host = f"{platform.node()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
         runs = f"{self.repeats} + {self.warmup} runs, torch {torch.__version__}"

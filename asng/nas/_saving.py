@@ -45,17 +45,17 @@ def save_result(result: "SearchResult", given: str | Path, settings: Mapping[str
         "distribution": describe_distribution(optimizer),
     }
     if result.oneshot is not None:
-        summary |= {"limits": _limits(result), "tree": decision_tree(result.oneshot.supernet.model)}
+        summary |= {"limits": _limit_costs(result), "tree": decision_tree(result.oneshot.supernet.model)}
     if front is not None:
         points = [{"score": a.score, "costs": a.costs, "values": to_dict(a.values)["values"]} for a in front.points]
         others = [{"score": a.score, "costs": a.costs} for a in front.others]
         summary["front"] = {"measures": front.measures, "points": points, "others": others}
-    lines = [_to_json(record, "the history") for record in result.history]
+    lines = [_dump_json(record, "the history") for record in result.history]
     files = {
         "metrics.jsonl": "".join(f"{line}\n" for line in lines),
-        "architecture.json": _to_json(to_dict(result.values), "the architecture"),
-        "summary.json": _to_json(summary, "the result"),
-        "config.json": _to_json({**known, "epochs": len(lines), **settings}, "settings"),
+        "architecture.json": _dump_json(to_dict(result.values), "the architecture"),
+        "summary.json": _dump_json(summary, "the result"),
+        "config.json": _dump_json({**known, "epochs": len(lines), **settings}, "settings"),
     }
     make_folder_for(folder / "config.json")
     for name, text in files.items():
@@ -63,8 +63,8 @@ def save_result(result: "SearchResult", given: str | Path, settings: Mapping[str
             file.write(text.encode())
 
 
-def _limits(result: "SearchResult") -> list[dict[str, Any]]:
-    """The limits with the costs of what was found, as far as those were measured."""
+def _limit_costs(result: "SearchResult") -> list[dict[str, Any]]:
+    """The limits with the costs of the result, as far as those were measured."""
     costs = result.oneshot.costs  # type: ignore[union-attr]  # of the caller
     measured = [*costs.measure(result.values), *[None] * len(costs.limits)] if costs.limits else []
     return [
@@ -113,7 +113,7 @@ def _tree(modules: Iterable[nn.Module], outside: set[str], left: list[int]) -> l
 
 
 def _parts(decision: Decision) -> Iterable[tuple[str, nn.Module]]:
-    """What a decision chooses among, by its value; of a Repeat, the blocks by their number; "" for what always runs."""
+    """The options of a decision by value, the blocks of a Repeat by number; "" labels modules that always run."""
     if isinstance(decision, OneOf):
         return zip(map(str, decision.positions), decision.options, strict=True)
     if isinstance(decision, Repeat):
@@ -121,7 +121,7 @@ def _parts(decision: Decision) -> Iterable[tuple[str, nn.Module]]:
     return [("", nn.ModuleList(decision.children()))]  # of a kind of the user's own
 
 
-def _to_json(data: Mapping[str, Any], what: str) -> str:
+def _dump_json(data: Mapping[str, Any], what: str) -> str:
     """JSON, with null for NaN and infinity; ValueError for what JSON cannot hold."""
     try:
         return json.dumps(_to_finite(data), allow_nan=False)
@@ -196,7 +196,7 @@ def format_rounded(value: Any) -> str:
 
 
 def _format_parameters(parameters: Any) -> str:
-    """The distribution of a number, or whatever a family of the user's own has."""
+    """The distribution of a number, or the parameters of a family of the user's own."""
     fields: dict[str, float] = getattr(parameters, "_asdict", dict)()
     return ", ".join(f"{name} {number:.4g}" for name, number in fields.items()) or str(parameters)
 

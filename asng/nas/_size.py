@@ -270,7 +270,7 @@ def _combine(symbol: str, left: Any, right: Any) -> Size:
 
 
 def remainder(size: Size, divisor: Size) -> Size:
-    """What is left where one size is divided by another."""
+    """The remainder of the division of one size by another."""
     return CompoundSize("%", size, divisor)
 
 
@@ -300,7 +300,7 @@ def require_int(number: Any) -> int:
 
 
 class AnySize:
-    """As many channels as the input has: for inputs whose size is itself searched.
+    """The number of channels of the input, for inputs whose size is itself searched.
 
     The module that holds such a layer gives the number in its own `build_static()`:
     `layer.build_static(in_channels=64)`.

@@ -123,12 +123,12 @@ class Source:
             if list(children) != [str(number) for number in range(len(children))]:
                 raise self._error(module, "has items with names; give nn.Sequential its modules without a dict")
             if module in self._bodies:
-                return f"{self._class_of(module, 'nn.ModuleList', {})}([{_lines(items, depth)}])"
+                return f"{self._class_of(module, 'nn.ModuleList', {})}([{_join(items, depth)}])"
             is_list = isinstance(module, nn.ModuleList)
-            return f"nn.ModuleList([{_lines(items, depth)}])" if is_list else f"nn.Sequential({_lines(items, depth)})"
+            return f"nn.ModuleList([{_join(items, depth)}])" if is_list else f"nn.Sequential({_join(items, depth)})"
         needed = {name: self._construct(c, depth + 1) for name, c in children.items() if self._is_needed(c)}
         if module not in self._bodies:  # called are its children alone
-            return f"nn.ModuleDict({{{_lines([f'{name!r}: {text}' for name, text in needed.items()], depth)}}})"
+            return f"nn.ModuleDict({{{_join([f'{name!r}: {text}' for name, text in needed.items()], depth)}}})"
         for name, tensor in {**module._parameters, **module._buffers}.items():
             if tensor is not None and id(tensor) in self._read:
                 dtype = "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
@@ -138,7 +138,7 @@ class Source:
         if wrong := [name for name in needed if not name.isidentifier()]:
             raise self._error(module, f"has a part {wrong[0]!r}, which is no name in Python; rename it")
         arguments = [f"{name}={text}" for name, text in needed.items()]
-        return f"{self._class_of(module, 'nn.Module', needed)}({_lines(arguments, depth)})"
+        return f"{self._class_of(module, 'nn.Module', needed)}({_join(arguments, depth)})"
 
     def _class_of(self, module: nn.Module, base: str, parts: dict[str, str]) -> str:
         """The name of a module's class, which is written where there is none like it."""
@@ -223,7 +223,7 @@ def _makes(kind: Any, arguments: dict[str, Any], module: nn.Module) -> bool:
     return repr(made) == repr(module) and shapes == others
 
 
-def _lines(items: list[str], depth: int) -> str:
+def _join(items: list[str], depth: int) -> str:
     """Items of a call, each on its own line where they are long."""
     short = ", ".join(items)
     if len(short) + len(INDENT) * depth < 80 and "\n" not in short:

@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Chain(nn.Sequential):
-    """What a `Repeat` becomes: an `nn.Sequential` that passes further arguments on to each of its modules.
+    """The static form of a `Repeat`: an `nn.Sequential` that passes further arguments on to each of its modules.
 
     Args:
         modules: The modules, each of which takes what the one before returns.
@@ -25,7 +25,7 @@ class Chain(nn.Sequential):
 
 
 class Item(nn.Module):
-    """What a `Pick` becomes: called with a sequence, it returns the item at a fixed position.
+    """The static form of a `Pick`: called with a sequence, it returns the item at a fixed position.
 
     Args:
         index: The position, from 0.
@@ -53,7 +53,7 @@ class Item(nn.Module):
 
 
 class Constant(nn.Module):
-    """What a `Value` or a `Width` becomes: a fixed value, still read as `.value` or `.index`.
+    """The static form of a `Value` or a `Width`: a fixed value, still read as `.value` or `.index`.
 
     Args:
         value: The value that was selected.

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from asng._untrusted import parse_json, shorten
+from asng._values import to_plain
+from asng._variable import Variable, check_names
 from asng.nas.supernet import Values
-from asng.space import Variable, check_names, to_plain
 
 VERSION = 1
 
@@ -19,7 +20,7 @@ def to_dict(values: Values) -> dict[str, Any]:
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"an architecture is a dict of values by their names, got {shorten(values)}")
-    plain = {_name(name): _convert(to_plain, value, name) for name, value in values.items()}
+    plain = {_check_name(name): _convert_value(to_plain, value, name) for name, value in values.items()}
     return {"version": VERSION, "values": plain}
 
 
@@ -38,7 +39,7 @@ def from_dict(data: Any, space: Mapping[str, Variable] | None = None) -> dict[st
     if not isinstance(space, Mapping) or not all(isinstance(variable, Variable) for variable in space.values()):
         raise ValueError(f"space must be a dict of names and variables, as space_of returns, got {shorten(space)}")
     check_names(values, space)
-    return {name: _convert(variable.from_json, values[name], name) for name, variable in space.items()}
+    return {name: _convert_value(variable.from_json, values[name], name) for name, variable in space.items()}
 
 
 def to_json(values: Values) -> str:
@@ -83,13 +84,13 @@ def from_json(text: str, space: Mapping[str, Variable] | None = None) -> dict[st
     return from_dict(data, space)
 
 
-def _name(name: Any) -> str:
+def _check_name(name: Any) -> str:
     if not isinstance(name, str):
         raise ValueError(f"names of decisions are strings, got {name!r}")
     return name
 
 
-def _convert(convert: Callable[[Any], Any], value: Any, name: str) -> Any:
+def _convert_value(convert: Callable[[Any], Any], value: Any, name: str) -> Any:
     """Convert a value; an error says which variable it belongs to."""
     try:
         return convert(value)

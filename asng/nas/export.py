@@ -34,7 +34,7 @@ FILES = {
 NEEDED: dict[str, tuple[str, ...]] = {"safetensors": ("safetensors",), "onnx": ("onnx", "onnxscript", "onnxruntime")}
 TOLERANCE = 1e-4  # of outputs, relative to the largest one
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+CallInputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def export(
@@ -100,7 +100,7 @@ def export(
 
 
 def _check_formats(formats: Collection[str] | None, values: Values | None) -> list[str]:
-    """The formats in their order, with what they need; raises as `export` does."""
+    """The formats in their order, with those that they need; raises as `export` does."""
     if isinstance(formats, str):
         raise ValueError(f"formats must be a list, got {formats!r}; give [{formats!r}]")
     wanted = set(FILES if formats is None else formats) - ({"json"} if formats is None and values is None else set())
@@ -121,12 +121,12 @@ def _check_formats(formats: Collection[str] | None, values: Values | None) -> li
     return [name for name in FILES if name in wanted]
 
 
-def _to_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
+def _to_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallInputs:
     """Examples on the CPU, in float32, with a batch of at least two, as a single one would be taken for fixed."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim]
     if not tensors:
         raise ValueError("give example inputs, tensors with the batch first, as in nas.export(model, folder, example)")
-    moved: Inputs = map_leaves(_to_float, (args, kwargs))
+    moved: CallInputs = map_leaves(_to_float, (args, kwargs))
     return _repeat(moved) if any(len(tensor) == 1 for tensor in tensors) else moved
 
 
@@ -136,9 +136,9 @@ def _to_float(value: Any) -> Any:
     return value.cpu().float() if value.is_floating_point() else value.cpu()
 
 
-def _repeat(inputs: Inputs) -> Inputs:
+def _repeat(inputs: CallInputs) -> CallInputs:
     """A batch of twice the size."""
-    repeated: Inputs = map_leaves(
+    repeated: CallInputs = map_leaves(
         lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.ndim else leaf, inputs
     )
     return repeated
@@ -148,7 +148,7 @@ class _Contents:
     """The contents of the files of one network, each checked against it."""
 
     def __init__(
-        self, network: nn.Module, inputs: Inputs, values: Values | None, description: str, needs_source: bool
+        self, network: nn.Module, inputs: CallInputs, values: Values | None, description: str, needs_source: bool
     ) -> None:
         self._values, self._description, self._inputs = values, description, inputs
         self._cases = [(inputs, _flatten(_run(network, inputs)))]
@@ -202,7 +202,7 @@ class _Contents:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
         names = [each.name for each in session.get_inputs()]
 
-        def run(inputs: Inputs) -> list[Tensor]:
+        def run(inputs: CallInputs) -> list[Tensor]:
             given = zip(names, (tensor.numpy() for tensor in _flatten(inputs)), strict=True)
             return [torch.from_numpy(each) for each in session.run(None, dict(given))]
 
@@ -218,7 +218,7 @@ class _Contents:
         dynamic = shapes.dynamic_shapes(self._network, args, kwargs)
         return torch.export.export(self._network, args, kwargs, dynamic_shapes=dynamic)
 
-    def _check(self, name: str, run: Callable[[Inputs], Any], cure: str = "leave its format out") -> None:
+    def _check(self, name: str, run: Callable[[CallInputs], Any], cure: str = "leave its format out") -> None:
         """Compare outputs with those of the network; raises ValueError."""
         for inputs, expected in self._cases:
             batch = len(_flatten(inputs)[0])
@@ -253,7 +253,7 @@ def _quiet(what: str) -> Iterator[None]:
         logging.disable(before)
 
 
-def _run(network: Any, inputs: Inputs) -> Any:
+def _run(network: Any, inputs: CallInputs) -> Any:
     with torch.no_grad():
         return network(*inputs[0], **inputs[1])
 

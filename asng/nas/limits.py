@@ -110,7 +110,7 @@ def format_bounds(limit: Limit) -> str:
 
 
 class Violation(NamedTuple):
-    """How an architecture misses the limits; the smaller of two, compared as tuples, is nearer to feasible.
+    """The violation of the limits by an architecture; the smaller of two, compared as tuples, is nearer to feasible.
 
     Attributes:
         not_reached: The number of limits after the first violated one, which were not measured.
@@ -313,7 +313,7 @@ def _measure(limit: Limit, supernet: Supernet, values: Values, build: Callable[[
 
 
 def _fingerprint(limit: Limit) -> str | None:
-    """What the numbers of a limit's measure depend on; None if it does not say."""
+    """The fingerprint of a limit's measure, and of its bound if that matters; None for measures without one."""
     fingerprint, bound = getattr(limit.measure, "fingerprint", None), _decisive_bound(limit)
     is_exact = getattr(limit.measure, "is_exact", True) or math.isnan(bound)
     return fingerprint if is_exact else f"{fingerprint}, under {bound}"

@@ -146,7 +146,7 @@ class OneShot:
 
     @property
     def capture_cost(self) -> dict[str, float]:
-        """What the capture of a step took.
+        """Time and memory of the capture of a step.
 
         Returns:
             `capture_seconds` and `capture_gb`, the device memory that the graph keeps; empty unless steps are captured.
@@ -322,7 +322,7 @@ class OneShot:
         return _candidates.to_score(self._call(self._restoring_judge, values, batch))
 
     def _call(self, function: Callable[[nn.Module, Batch], Any], values: Values, batch: Batch) -> Any:
-        """What a loss function or a judge returns for a candidate."""
+        """Select a candidate and call a loss function or a judge."""
         self.supernet.choose(values)
         try:
             with self._autocast(), nullcontext() if self._unread is None else self._unread.watch(values):

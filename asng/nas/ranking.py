@@ -256,7 +256,7 @@ def _gaps(points: Sequence[Architecture]) -> Array:
 
 
 def _find_nondominated(architectures: Sequence[Architecture]) -> list[Architecture]:
-    """Those with finite numbers to which no other is equal in everything and better in something."""
+    """The architectures of finite numbers that no other dominates (as good in everything, better in something)."""
     numbers = np.array([(a.score, *a.costs) for a in architectures], dtype=float)
     if not len(numbers):
         return []

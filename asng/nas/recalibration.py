@@ -90,7 +90,7 @@ def _forward(model: nn.Module, batch: Any) -> Any:
 
 
 def _keywords(model: nn.Module, inputs: Mapping[Any, Any]) -> dict[str, Any]:
-    """What a mapping has of the arguments of a model's forward; nothing where one is missing."""
+    """The items of a mapping that a model's forward takes by name; empty where a required one is missing."""
     expected = signature(model.forward)
     takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in expected.parameters.values())
     known = inputs if takes_all else expected.parameters

@@ -13,6 +13,7 @@ from torch import nn
 
 from asng._asktell import Optimizer, describe_distribution
 from asng._checks import check_int
+from asng._convergence import MIN_CERTAINTY, MIN_STEPS, is_noise
 from asng._html import decisions_table, element, notebook, rows_table
 from asng._ragged import Array
 from asng._untrusted import shorten
@@ -25,10 +26,6 @@ from asng.nas.supernet import Values
 from asng.optimizer import ASNG
 from asng.space import Variable, family_of
 
-MIN_STEPS = 5  # per free parameter of the distribution: about what it takes without noise
-MIN_CERTAINTY = 0.9  # of a search that has had fewer
-NOISY_STEPS = 20  # per free parameter, after which delta tells noise
-NOISE = 5.0  # delta times steps over the root of the free parameters: about 3 on noise, growing with steps otherwise
 DRAWS = 1000  # candidates drawn where the most likely values do not suffice
 
 
@@ -109,7 +106,7 @@ class Front:
 
 @dataclass(frozen=True, repr=False)
 class SearchResult:
-    """What a search ends with; printed, or as the last line of a notebook's cell, tables of decisions and epochs.
+    """The result of a search; printed, or as the last line of a notebook's cell, tables of decisions and epochs.
 
     Attributes:
         values: The architecture: the most likely feasible one, one value for each decision, by name.
@@ -314,7 +311,7 @@ def _by_probability(oneshot: OneShot) -> Iterator[dict[str, Any]]:
 
 
 def architecture_of(oneshot: OneShot, values: dict[str, Any]) -> Architecture:
-    """An architecture with what a search knows of it."""
+    """An architecture with its probability, feasibility and certainty."""
     arch_optimizer = oneshot.arch_optimizer
     active = oneshot.supernet.active(values)
     space = {name: variable for name, variable in arch_optimizer.space.items() if name in active}  # sums need an order
@@ -331,7 +328,7 @@ def architecture_of(oneshot: OneShot, values: dict[str, Any]) -> Architecture:
 def _certainty_of(
     likely: float, whole: Mapping[str, Variable], active: Mapping[str, Variable], values: Values
 ) -> float:
-    """How far a probability is from that of the start to the largest possible one, in logarithms."""
+    """The position of a probability between that of the start (0) and the largest possible one (1), in logarithms."""
     first = probability(_external(whole, family_of(whole).initial()), active, values)
     largest = probability(sharpest_distribution(whole, values), active, values)
     if not 0 < first < largest:
@@ -372,9 +369,9 @@ def warn_if_short(found: SearchResult, steps: int) -> None:
             f"{len(space)} decisions such as these take at least {MIN_STEPS * free}; search for more epochs",
             stacklevel=3,
         )
-    elif steps >= NOISY_STEPS * free and getattr(optimizer, "delta", math.inf) * steps < NOISE * math.sqrt(free):
+    elif isinstance(optimizer, ASNG) and is_noise(optimizer.delta, steps, free):
         warnings.warn(
-            f"the scores were mostly noise: the step size delta fell to {optimizer.delta:.2g} in {steps} steps, as it "  # type: ignore[attr-defined]
+            f"the scores were mostly noise: the step size delta fell to {optimizer.delta:.2g} in {steps} steps, as it "
             "does where scores are random; judge by larger batches, or let nas.rerank choose",
             stacklevel=3,
         )
@@ -398,7 +395,7 @@ def probability(distribution: Mapping[str, Any], space: Mapping[str, Variable], 
 
 
 def certainty(optimizer: Optimizer) -> dict[str, float]:
-    """How certain a search is: the mean of the largest probabilities of its choices, and ASNG's step size."""
+    """Certainty of a search: the mean of the largest probabilities of its choices, and ASNG's step size."""
     largest = [float(np.max(p)) for p in optimizer.distribution().values() if isinstance(p, np.ndarray)]
     record = {"largest_probability": sum(largest) / len(largest)} if largest else {}
     return {**record, "delta": optimizer.delta} if isinstance(optimizer, ASNG) else record

@@ -187,7 +187,7 @@ def search(
             **options,
         )
         saved = Checkpoint(as_checkpoint_path(checkpoint, "search.pt"), identity, may_extend=True)
-    with closing(job), _show_progress(progress and _distributed.is_rank0()) as show:
+    with closing(job), _search_progress(progress and _distributed.is_rank0()) as show:
         history = run_job(job, epochs=epochs, checkpoint=saved, progress=show)
     _distributed.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
     oneshot.release_capture()  # the result holds the search on
@@ -211,7 +211,7 @@ def _check_batches(name: str, batches: Iterable[Batch], epochs: int) -> None:
 
 
 @contextmanager
-def _show_progress(wanted: bool) -> Iterator[Progress]:
+def _search_progress(wanted: bool) -> Iterator[Progress]:
     """A bar without lines that stay; where there is no terminal, only the lines."""
     if not wanted:
         yield no_progress
@@ -277,7 +277,7 @@ def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
 
 
 def _to_plain(value: Any) -> Any:
-    """A value that loads with `weights_only=True`; of what has no such form, its name or class."""
+    """A value that loads with `weights_only=True`; for objects without such a form, their name or class."""
     match value:
         case Tensor() | np.ndarray() | np.generic():
             return value.tolist()

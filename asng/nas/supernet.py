@@ -9,13 +9,14 @@ from typing import Any
 from torch import nn
 
 from asng._decoding import Space
+from asng._variable import Variable, check_values
 from asng.fused import unfuse
 from asng.nas._checks import check_module, check_not_sharded, unregistered_error, unregistered_modules, unwrap
 from asng.nas._extract import StaticBuild, holds_decisions, walk
 from asng.nas._preserve import forbid_changes
 from asng.nas.decisions import Decision, Searchable
 from asng.nas.layers import ElasticLayer
-from asng.space import Variable, check_values, family_of
+from asng.space import family_of
 
 Values = Mapping[str, Any]
 """An architecture: one value for each decision, by name."""

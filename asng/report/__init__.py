@@ -14,7 +14,7 @@ from asng.report._read import RunData, limit_decisions, read_runs
 
 __all__ = ["write"]
 
-MAX_BYTES = 2_000_000
+MAX_PAGE = 2_000_000
 DETAILS = [(points, 2000) for points in (1000, 500, 250, 120, 60, 30)] + [(30, 400), (30, 100), (30, 25)]
 """Points of a curve and decisions of a run: as many as fit."""
 
@@ -77,9 +77,9 @@ def _render(runs: list[RunData], reload_every: int | None) -> str:
         return Page([limit_decisions(run, decisions) for run in runs], points, reload_every).render()
 
     def fits(detail: int) -> bool:
-        return len(render(detail).encode()) < MAX_BYTES
+        return len(render(detail).encode()) < MAX_PAGE
 
     detail = 0 if fits(0) else bisect_left(range(len(DETAILS)), True, key=fits)  # most pages fit as they are
     if detail == len(DETAILS):
-        raise ValueError(f"a page of these {len(runs)} runs is larger than {MAX_BYTES:,} bytes; report fewer of them")
+        raise ValueError(f"a page of these {len(runs)} runs is larger than {MAX_PAGE:,} bytes; report fewer of them")
     return render(detail)

@@ -7,14 +7,14 @@ from asng._html import Html, element
 from asng.experiments.inpainting import encoding
 from asng.report._cells import graph
 
-MAX_LAYERS = 200
+MAX_DRAWN_LAYERS = 200
 ROW, BOX, WIDTH, GAP = 46, 32, 172, 90  # pixels
 LEFT, TOP = 10, 10
 
 
-def is_autoencoder(values: Mapping[str, Any]) -> bool:
+def can_draw_autoencoder(values: Mapping[str, Any]) -> bool:
     """Whether values are an architecture of the inpainting space that can be drawn."""
-    return encoding.layers_in(values) <= MAX_LAYERS and encoding.is_autoencoder(values)
+    return encoding.layers_in(values) <= MAX_DRAWN_LAYERS and encoding.is_autoencoder(values)
 
 
 def draw_autoencoder(values: Mapping[str, Any], title: str) -> Html:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from asng._html import Html, element
-from asng.experiments.cifar10.picture import NAMES, STATES, Box, CellPicture, Way
+from asng.experiments.cifar10.picture import LABELS, STATES, Box, CellPicture, Way
 from asng.experiments.cifar10.space import CELL_KINDS, SPACE, Paths, cell_paths
 from asng.report._read import Distribution
 
@@ -33,7 +33,7 @@ def graph(name: str, words: str, note: str, run: str, size: tuple[int, int], par
     return element("figure", caption, region, class_="graph", style=f"--w:{width}px")
 
 
-def draw_cells(values: Mapping[str, Any], distribution: Distribution, title: str) -> list[Html]:
+def draw_cell_graphs(values: Mapping[str, Any], distribution: Distribution, title: str) -> list[Html]:
     """A figure for each of the two cells; `title` is that of the run."""
     likely = {
         name: distribution[name][str(value)]
@@ -76,12 +76,12 @@ class _Cell(CellPicture):
         box, middle, look = (x, top, self.widths[1], self.box), top + self.box / 2, f"op {operation}"
         if likely is None:
             self.draw_box(box, look, tip=tip)
-            self.draw_text(x, middle, NAMES[operation], "name")
+            self.draw_text(x, middle, LABELS[operation], "name")
             return
         self.draw_box(box, "end")  # so that lines do not shine through
         fill = f"fill-opacity:{0.15 + 0.85 * likely:.2f}"
         self.draw_box(box, look, tip=f"{tip}, probability {likely:.3f}", style=fill)
-        self.draw_text(x, middle - 0.07, NAMES[operation], "name")
+        self.draw_text(x, middle - 0.07, LABELS[operation], "name")
         self.draw_text(x, middle + 0.09, f"{likely:.2f}", "small")
 
     def draw_text(self, x: float, y: float, text: str, look: str = "") -> None:
@@ -104,7 +104,7 @@ def describe_paths(paths: Paths) -> str:
     >>> describe_paths([((0, "identity"), (1, "sep_conv3"))])
     'node 0 adds identity of cell k − 2 and sep 3×3 of cell k − 1'
     """
-    nodes = [" and ".join(f"{NAMES[operation]} of {STATES[source]}" for source, operation in pair) for pair in paths]
+    nodes = [" and ".join(f"{LABELS[operation]} of {STATES[source]}" for source, operation in pair) for pair in paths]
     return "; ".join(f"node {node} adds {pair}" for node, pair in enumerate(nodes))
 
 

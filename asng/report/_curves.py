@@ -29,7 +29,7 @@ TITLES = {  # of panels, with what they show
 OF_DISTRIBUTION = list(TITLES)[4:9]
 OF_COST = list(TITLES)[9:]
 NOT_IN_LABELS = {"seed", "architecture"}
-COLORS = 8  # that the style sheet has
+PALETTE = 8  # colors of the style sheet
 MAX_PROBABILITIES = 200_000  # of a run; of more, those of some moments at equal distances
 MAX_CHOICES = 24  # of a decision, the most likely at last
 
@@ -65,7 +65,7 @@ class Panel(NamedTuple):
         """The panel as its script reads it."""
         options = {"log": self.log, "logX": self.log_x, "x": clean(self.x), "share": self.is_share}
         options |= {"time": self.is_over_time, "factor": self.is_factor}
-        return {"title": clean(self.title), **options, "curves": [_to_json(curve, max_points) for curve in self.curves]}
+        return {"title": clean(self.title), **options, "curves": [_to_data(curve, max_points) for curve in self.curves]}
 
     def describe(self) -> str:
         """The panel in words, for those who do not see it."""
@@ -78,7 +78,7 @@ class Panel(NamedTuple):
         return f"{clean(self.title)}{note}: {'; '.join(parts)}."
 
 
-def _to_json(curve: Curve, max_points: int) -> dict[str, Any]:
+def _to_data(curve: Curve, max_points: int) -> dict[str, Any]:
     kept = thin(curve.numbers, max_points)
     columns = {"step": curve.steps, "time": curve.seconds, "y": curve.numbers}
     if curve.spread is not None:
@@ -135,7 +135,7 @@ def metric_panels(groups: Mapping[str, Sequence[RunData]]) -> dict[str, list[Pan
             half, _, rest = name.partition("_")
             panel, half = (rest, half) if half in HALVES and rest else (name, "")
             dash = HALVES.index(half) if half else 0
-            shown = (color if len(groups) > 1 else dash) % COLORS
+            shown = (color if len(groups) > 1 else dash) % PALETTE
             text = " ".join(part for part in (label if len(groups) > 1 else "", half) if part)
             of_runs = [metrics[name]._replace(color=shown, dash=dash) for metrics in by_run if name in metrics]
             curves.setdefault(panel, []).extend(_with_mean(text, of_runs, [run.title for run in runs]))
@@ -234,7 +234,7 @@ def probability_panels(run: RunData) -> list[Panel]:
             continue
         choices = sorted(parameters, key=lambda choice: -parameters[choice])[:MAX_CHOICES]
         curves = [
-            Curve(choice, steps, seconds, [now[choice] for _, _, now in kept], None, index % COLORS, index // COLORS)
+            Curve(choice, steps, seconds, [now[choice] for _, _, now in kept], None, index % PALETTE, index // PALETTE)
             for index, choice in enumerate(each for each in parameters if each in choices)
         ]
         chosen = str(value) if str(value) in parameters else choices[0]
@@ -256,7 +256,7 @@ def sweep_panels(run: RunData) -> list[Panel]:
         curves = []
         for index, (name, pairs) in enumerate(lines.items()):
             steps, measures = map(list, zip(*sorted(pairs), strict=True))
-            curves.append(Curve(name, steps, steps, measures, None, index % COLORS))
+            curves.append(Curve(name, steps, steps, measures, None, index % PALETTE))
         note = "median iterations / success rate"
         title, axes = f"Learning rate {format_number(lr)}", {"log": True, "log_x": True, "is_over_time": False}
         panels.append(Panel(title, curves, note, "initial step size", **axes))
@@ -272,7 +272,7 @@ def front_panels(front: FrontData) -> list[Panel]:
             ordered = sorted(points, key=lambda point: point.costs[column])
             costs = [point.costs[column] for point in ordered]
             labels = [", ".join(f"{key} {format_number(v)}" for key, v in point.values.items()) for point in ordered]
-            look = 0 if color == 0 else COLORS - 1
+            look = 0 if color == 0 else PALETTE - 1
             scores = [point.score for point in ordered]
             curves.append(Curve(name, costs, costs, scores, None, look, faint=color > 0, labels=labels))
         panels.append(Panel(f"Score over {measure}", curves, "lower is better", measure, is_over_time=False))

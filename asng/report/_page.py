@@ -9,8 +9,8 @@ from typing import Any
 
 from asng import __version__
 from asng._html import TABLE_STYLE, Html, decisions_table, element, join, script_json
-from asng.report._autoencoder import draw_autoencoder, is_autoencoder
-from asng.report._cells import draw_cells, is_cells
+from asng.report._autoencoder import can_draw_autoencoder, draw_autoencoder
+from asng.report._cells import draw_cell_graphs, is_cells
 from asng.report._curves import Panel, front_panels, group_runs, metric_panels, probability_panels, sweep_panels
 from asng.report._pictures import draw_pictures
 from asng.report._read import RunData, front_of
@@ -26,7 +26,7 @@ from asng.report._tree import draw_tree
 from asng.report._warnings import find_warnings
 
 MAX_CHARTS = 200  # of a section
-NAMES = {"cifar10": "CIFAR-10"}  # of experiments, as they are written
+EXPERIMENT_NAMES = {"cifar10": "CIFAR-10"}  # of experiments, as they are written
 LINKS = {  # of sections at the top of a page, where they are shorter than the title
     "probabilities-over-time": "Probabilities",
     "pareto-front": "Front",
@@ -156,9 +156,9 @@ class Page:
         distribution = run.final_distribution
         if is_cells(run.values):
             note = "A node adds two operations. Numbers, and how strong lines and boxes are, are probabilities."
-            drawing = [element("div", *draw_cells(run.values, distribution, run.title), class_="graphs")]
+            drawing = [element("div", *draw_cell_graphs(run.values, distribution, run.title), class_="graphs")]
             drawing += [element("p", note, class_="hint")] if distribution else []
-        elif is_autoencoder(run.values):
+        elif can_draw_autoencoder(run.values):
             drawing = [draw_autoencoder(run.values, run.title)]
         else:
             drawing = [draw_tree(run)]
@@ -184,7 +184,7 @@ class Page:
 
 def _title_of(run: RunData) -> str:
     experiment, _, kind = run.kind.partition(" ")
-    return f"{NAMES.get(experiment, experiment)} {kind}".strip()
+    return f"{EXPERIMENT_NAMES.get(experiment, experiment)} {kind}".strip()
 
 
 def _swatch(color: int, dash: int, is_dot: bool) -> Html:

@@ -13,7 +13,7 @@ from asng._html import Html, element
 from asng._untrusted import read_bytes
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
-MAX_BYTES = 300_000  # of a picture
+MAX_PICTURE = 300_000  # of a picture
 MAX_TOTAL = 900_000  # of those of a page
 
 
@@ -45,6 +45,6 @@ def _reason(path: Path, content: bytes, left: int) -> str:
         return "it is no PNG file"
     if "celeba" in path.name.lower():
         return "the terms of CelebA forbid to pass its images on"
-    if len(content) > min(MAX_BYTES, left):
-        return f"it has {len(content):,} bytes, and a page may have {MAX_BYTES:,} for one and {MAX_TOTAL:,} for all"
+    if len(content) > min(MAX_PICTURE, left):
+        return f"it has {len(content):,} bytes, and a page may have {MAX_PICTURE:,} for one and {MAX_TOTAL:,} for all"
     return ""

@@ -64,7 +64,7 @@ class RunData:
 
     @property
     def unit(self) -> str:
-        """What `steps` counts."""
+        """The unit of `steps`."""
         return next((name for name in UNITS if any(is_number(record.get(name)) for record in self.records)), "record")
 
     @property
@@ -75,7 +75,7 @@ class RunData:
 
     @property
     def certainty(self) -> float | None:
-        """How decided the search ended, from 0 to 1; None where the run does not say it."""
+        """The certainty at the end of the search, from 0 to 1; None where the run does not hold it."""
         found = [self.summary, *(result for result in self.results if result.get("kind") == "search")]
         return next((float(each["certainty"]) for each in found if is_number(each.get("certainty"))), None)
 
@@ -86,7 +86,7 @@ class RunData:
 
     @property
     def progress(self) -> tuple[float, float, str] | None:
-        """How much is done, how much there is to do, and of what; None where that is unknown."""
+        """The amount done, the total and the unit; None where they are unknown."""
         done = {"epochs": float(len(self.records)), "iterations": self.steps[-1] if self.records else 0.0}
         lengths = [name for name in LENGTHS if is_number(self.config.get(name)) and self.config[name] > 0]
         return (done[lengths[0]], float(self.config[lengths[0]]), lengths[0]) if lengths else None
@@ -174,7 +174,7 @@ def limit_decisions(run: RunData, count: int) -> RunData:
 
 
 def dicts_in(data: Any) -> list[dict[str, Any]]:
-    """The objects in a list of a file; whatever is none is left out."""
+    """The objects in a list of a file; other items are left out."""
     return [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
 
 
@@ -213,7 +213,7 @@ def is_number(value: Any) -> bool:
 
 
 def to_distribution(data: Any, values: Mapping[str, Any]) -> Distribution:
-    """A distribution as a record or a summary has it; whatever is none is left out."""
+    """A distribution of a record or a summary; entries of another shape are left out."""
     found: Distribution = {}
     for name, given in (data if isinstance(data, dict) else {}).items():
         is_list = isinstance(given, list) and given and all(map(is_number, given))
@@ -224,7 +224,7 @@ def to_distribution(data: Any, values: Mapping[str, Any]) -> Distribution:
 
 
 def _labels(name: str, numbers: list[float], values: Mapping[str, Any]) -> list[str]:
-    """What the numbers of a list stand for."""
+    """The choices that the numbers of a list belong to."""
     if name in CELL_SPACE and values.keys() == CELL_SPACE.keys() and len(CELL_SPACE[name].choices) == len(numbers):
         return [str(choice) for choice in CELL_SPACE[name].choices]
     is_choice = abs(sum(numbers) - 1) < 1e-6 and min(numbers) >= 0

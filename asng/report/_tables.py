@@ -141,20 +141,20 @@ def _dots(numbers: Sequence[float], low: float, high: float) -> Html:
 
 
 def limits_section(runs: Sequence[RunData]) -> Html | None:
-    """Limits of searches beside the costs of what was found, and how many candidates met them."""
+    """Limits of searches, the costs of the results, and the share of candidates that met them."""
     rows = []
     for run in runs:
         shares = [record["feasible"] for record in run.records if is_number(record.get("feasible"))]
         met = "" if (feasible := run.summary.get("feasible")) is None else format_number(feasible)
         first, last = ("", "") if not shares else (f"{shares[0]:.0%}", f"{shares[-1]:.0%}")
-        rows += [[run.title, *limit, met, first, last] for limit in _limits(run, bool(shares))]
+        rows += [[run.title, *limit, met, first, last] for limit in _limit_rows(run, bool(shares))]
     if not rows:
         return None
     head = ["run", "cost", "limit", "found", "all limits met", "candidates that met them at first", "at last"]
     return section("Limits and costs", table(head, rows[:MAX_ROWS], "Limits, and the costs of what was found"))
 
 
-def _limits(run: RunData, has_shares: bool) -> list[list[str]]:
+def _limit_rows(run: RunData, has_shares: bool) -> list[list[str]]:
     """Name, bounds and cost of each limit."""
     listed, bound = run.summary.get("limits"), run.config.get("max_params")
     if is_number(bound):

@@ -41,7 +41,7 @@ def flatten(nodes: list[Node]) -> list[Node]:
 
 
 def _parse(data: Any, depth: int, left: list[int]) -> list[Node]:
-    """The nodes of a file that anybody may have written; what is none is left out."""
+    """The nodes of an untrusted file; items that are no nodes are left out."""
     nodes = []
     for each in dicts_in(data) if depth < MAX_DEPTH else []:
         left[0] -= 1
@@ -96,10 +96,10 @@ def _runs(node: Node, label: str, value: Any) -> bool:
 
 def draw_tree(run: RunData) -> Html:
     """The nested boxes."""
-    return element("ul", *(_box(node, run) for node in tree_of(run)), class_="tree")
+    return element("ul", *(_decision_box(node, run) for node in tree_of(run)), class_="tree")
 
 
-def _box(node: Node, run: RunData) -> Html:
+def _decision_box(node: Node, run: RunData) -> Html:
     value, parameters = run.values.get(node.name), run.final_distribution.get(node.name, {})
     is_idle = node.name in run.inactive
     head = [element("span", node.name, class_="name")]
@@ -118,8 +118,8 @@ def _box(node: Node, run: RunData) -> Html:
 
 
 def _part(node: Node, label: str, nodes: list[Node], value: Any, run: RunData) -> Html:
-    """What an option or a block holds; folded where it does not run."""
-    inner = element("ul", *(_box(each, run) for each in nodes), class_="tree")
+    """The decisions inside an option or a block; folded where it does not run."""
+    inner = element("ul", *(_decision_box(each, run) for each in nodes), class_="tree")
     title = f"block {label}" if node.range is not None else label
     if not label:
         return inner

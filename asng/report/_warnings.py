@@ -1,10 +1,10 @@
-"""What a reader of a report should be warned of."""
+"""Warnings to the reader of a report."""
 
-import math
 from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
+from asng._convergence import MIN_CERTAINTY, MIN_STEPS, is_noise
 from asng._html import format_number, is_normal
 from asng.experiments.cifar10.picture import STATES
 from asng.experiments.cifar10.space import CELL_KINDS, cell_inputs, cell_paths, effective_cells
@@ -12,10 +12,6 @@ from asng.report._cells import is_cells
 from asng.report._read import MAX_NUMBER, RunData, is_number
 from asng.report._tree import running_decisions
 
-MIN_STEPS = 5  # per free parameter of the distribution, as in nas.search
-MIN_CERTAINTY = 0.9  # of a search that has had fewer; where that is unknown, mean of the largest probabilities
-NOISY_STEPS = 20  # per free parameter, after which the step size tells noise, as in nas.search
-NOISE = 5.0  # delta times steps over the root of the free parameters
 PARAMETER_FREE = {"identity", "none", "skip", "zero", "average", "max", "avg_pool", "max_pool", "avg_pool_3x3"}
 MAX_FREE = 0.8  # of the operations of a network or of a cell
 MIN_DECIDED = 0.5  # certainty of a search of more steps, or of unknown ones
@@ -58,7 +54,7 @@ def _unmet_limits(run: RunData) -> Iterator[str]:
 
 
 def _short(run: RunData) -> Iterator[str]:
-    """As the library warns at the end of a search: few steps, and the distribution undecided."""
+    """Warn of few steps or noise, and an undecided distribution, as `nas.search` does."""
     distribution = run.final_distribution
     choices = [parameters for parameters in distribution.values() if not is_normal(parameters)]
     if not choices or not run.records or run.config.get("method") == "uniform":
@@ -89,7 +85,7 @@ def _short(run: RunData) -> Iterator[str]:
 
 def _is_noise(run: RunData, steps: float, free: int) -> bool:
     delta: Any = run.records[-1].get("delta")
-    return is_number(delta) and steps >= NOISY_STEPS * free and delta * steps < NOISE * math.sqrt(free)
+    return is_number(delta) and is_noise(delta, steps, free)
 
 
 def _judged_steps(run: RunData) -> float | None:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 RESULTS = Path(__file__).parents[2] / "results" / "cifar10"
 IMAGES = 8  # in each file
-SIZE = ["--channels", "2", "--cells", "3", "--batch", "4"]
+SIZE = ["--channels", "2", "--cells", "3", "--batch-size", "4"]
 TINY = [*SIZE, "--num-train-images", "24", "--epochs", "1"]
 
 

@@ -22,8 +22,8 @@ from tests.helpers.small_cifar10 import random_files, release_of, write
 
 pytestmark = pytest.mark.slow
 
-CIFAR10 = ["--channels", "2", "--cells", "3", "--batch", "4", "--num-train-images", "24", "--epochs", "1"]
-FACES = ["--iterations", "2", "--checkpoint-every", "2", "--batch", "2"]
+CIFAR10 = ["--channels", "2", "--cells", "3", "--batch-size", "4", "--num-train-images", "24", "--epochs", "1"]
+FACES = ["--iterations", "2", "--checkpoint-every", "2", "--batch-size", "2"]
 DIGITS = ["--epochs", "2", "--training-epochs", "1"]
 
 

@@ -59,8 +59,8 @@ EXPERIMENTS = [
     Experiment(
         name="cifar10",
         size=["--channels", "2", "--cells", "3"],
-        steps=["--batch", "4", "--num-train-images", "24", "--epochs", "1"],
-        longer=["--batch", "2", "--num-train-images", "16", "--epochs", "3"],
+        steps=["--batch-size", "4", "--num-train-images", "24", "--epochs", "1"],
+        longer=["--batch-size", "2", "--num-train-images", "16", "--epochs", "3"],
         search=cifar10.Cifar10SearchSettings(),
         small=cifar10.SMALL,
         retrain=cifar10.Cifar10RetrainSettings(),
@@ -71,8 +71,8 @@ EXPERIMENTS = [
     Experiment(
         name="inpainting",
         size=["--layers", "3", "--widths", "2", "4"],
-        steps=["--iterations", "2", "--checkpoint-every", "2", "--batch", "2"],
-        longer=["--iterations", "24", "--checkpoint-every", "3", "--batch", "2"],
+        steps=["--iterations", "2", "--checkpoint-every", "2", "--batch-size", "2"],
+        longer=["--iterations", "24", "--checkpoint-every", "3", "--batch-size", "2"],
         search=inpainting.InpaintingSearchSettings(),
         small=inpainting.SMALL,
         retrain=inpainting.InpaintingRetrainSettings(mask="center"),
@@ -136,10 +136,14 @@ def test_the_folder_is_named_after_what_is_searched_unless_it_is_given(experimen
 def test_small_changes_defaults_and_flags_still_count(experiment, request_of):
     assert request_of("search")[0] == experiment.search
     assert request_of("search", "--small")[0] == experiment.small != experiment.search
-    assert request_of("search", "--batch", "3", "--small", "--lr", "1")[0] == replace(experiment.small, batch=3, lr=1.0)
+    assert request_of("search", "--batch-size", "3", "--small", "--lr", "1")[0] == replace(
+        experiment.small, batch_size=3, lr=1.0
+    )
     random = ["--architecture", "random"]
     assert request_of("retrain", *random)[0] == experiment.retrain
-    assert request_of("retrain", *random, "--small", "--batch", "9")[0] == replace(experiment.small_retrain, batch=9)
+    assert request_of("retrain", *random, "--small", "--batch-size", "9")[0] == replace(
+        experiment.small_retrain, batch_size=9
+    )
 
 
 def test_without_tests_nothing_is_tested(experiment, tmp_path):

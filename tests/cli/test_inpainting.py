@@ -29,7 +29,7 @@ from tests.helpers.commands import (
 pytestmark = pytest.mark.slow
 
 SPACE = ["--layers", "3", "--widths", "2", "4"]
-STEPS = ["--iterations", "2", "--checkpoint-every", "2", "--batch", "2"]
+STEPS = ["--iterations", "2", "--checkpoint-every", "2", "--batch-size", "2"]
 TINY = [*SPACE, *STEPS]
 
 
@@ -102,7 +102,7 @@ def test_without_tests_nothing_is_tested_and_a_limit_holds(plain, tmp_path):
 
 @pytest.mark.long
 def test_beside_a_running_search_others_may_read_but_not_write(plain, tmp_path):
-    words = ["inpainting", "search", *SPACE, "--batch", "2", "--iterations", "80", "--checkpoint-every", "2"]
+    words = ["inpainting", "search", *SPACE, "--batch-size", "2", "--iterations", "80", "--checkpoint-every", "2"]
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert run(*words, "--out", whole).code == 0
     command = [sys.executable, "-m", "asng", *words, "--out", str(folder)]
@@ -346,12 +346,12 @@ def test_the_next_command_is_told_the_same_data(plain, faces, tmp_path):
     for name, numbers in (("train.txt", range(5)), ("test.txt", range(5, 8))):
         (tmp_path / name).write_text("".join(f"{number:02}.png\n" for number in numbers))
     lists = ["--train-list", tmp_path / "train.txt", "--test-list", tmp_path / "test.txt"]
-    words = [*STEPS, "--batch", "1", "--data", faces, "--device", "cpu", *lists]
+    words = [*STEPS, "--batch-size", "1", "--data", faces, "--device", "cpu", *lists]
     done = run("inpainting", "search", *SPACE, *words, "--out", tmp_path / "a run")
     flags = f"--data {faces} --device cpu {' '.join(map(str, lists))}"
     retrain = f"asng inpainting retrain '{tmp_path / 'a run'}' {flags}"
     assert done.out.splitlines()[-1] == f"Train it from scratch: {retrain}"
-    done = run(*shlex.split(retrain)[1:], *STEPS, "--batch", "1")
+    done = run(*shlex.split(retrain)[1:], *STEPS, "--batch-size", "1")
     evaluate = f"asng inpainting evaluate '{tmp_path / 'a run' / 'retrain-seed0'}' {flags}"
     assert done.out.splitlines()[-1] == f"Test it: {evaluate}"
     assert "on 3 faces" in run(*shlex.split(evaluate)[1:]).out

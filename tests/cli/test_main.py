@@ -14,7 +14,7 @@ from rich.console import Console
 
 from asng import __version__, cli
 from asng._signals import DEFAULTS
-from asng.cli.terminal import progress_bar
+from asng.cli.terminal import command_progress_bar
 from asng.experiments import toy
 from asng.runs import Run
 from tests.helpers.commands import MAIN, assert_refused_in_use, hold_at, interrupt, refusal, run, unexplained_flags
@@ -135,7 +135,7 @@ def frames(width, *news, folder=None, pause=0.15):
     """What a terminal of a width is sent, cut where it is cleared for something new, without its other controls."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, _environ={})
-    with progress_bar("cifar10 search", folder, console) as progress:
+    with command_progress_bar("cifar10 search", folder, console) as progress:
         for fraction, text, line in news:
             progress(fraction, text, line=line)
             time.sleep(pause)
@@ -176,11 +176,11 @@ def test_where_there_is_nothing_to_do_no_bar_appears():
 
 
 def test_without_a_terminal_tenths_are_said_once(capsys):
-    with progress_bar("toy", None, Console(width=80)) as progress:
+    with command_progress_bar("toy", None, Console(width=80)) as progress:
         for fraction in (0.0, 0.04, 0.31, 0.39, 1.0):
             progress(fraction)
     assert capsys.readouterr().out == "toy: 0 %\ntoy: 30 %\ntoy: 100 %\n"
-    with progress_bar("toy", None, Console(width=80)) as progress:
+    with command_progress_bar("toy", None, Console(width=80)) as progress:
         for fraction in (0.0, 1.0, 0.2):
             progress(fraction)
     assert capsys.readouterr().out == "toy: 0 %\ntoy: 100 %\ntoy: 20 %\n"
@@ -189,7 +189,7 @@ def test_without_a_terminal_tenths_are_said_once(capsys):
 def test_without_a_terminal_what_goes_on_is_said_once_a_minute(capsys, monkeypatch):
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    with progress_bar("search", None, Console(width=80)) as progress:
+    with command_progress_bar("search", None, Console(width=80)) as progress:
         for now, fraction in [
             (59, 0.1),
             (61, 0.12),
@@ -213,7 +213,7 @@ def test_ctrl_c_says_where_things_are_only_if_they_are_kept(capsys, tmp_path):
         (empty, "Interrupted. Nothing was saved.\n"),
         (begun, f"Interrupted. What is finished is in {begun}; the same command continues.\n"),
     ):
-        with pytest.raises(KeyboardInterrupt), progress_bar("toy", folder, Console(width=80)):
+        with pytest.raises(KeyboardInterrupt), command_progress_bar("toy", folder, Console(width=80)):
             raise KeyboardInterrupt
         assert capsys.readouterr().err == message
 

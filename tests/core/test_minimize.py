@@ -1,39 +1,17 @@
-"""minimize: no more evaluations than asked for, the defaults of black boxes, when it stops, and what it returns."""
+"""minimize: no more evaluations than asked for, the defaults of black boxes, limits, and what it returns."""
 
 import math
-import warnings
-import weakref
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from asng import Categorical, EvaluationError, Integer, Normal, Optimizer, Real, minimize
+from asng import Categorical, EvaluationError, Integer, Normal, Real, minimize
 from asng._blackbox import BlackBox
 from asng._covariance import black_box_optimizer, capped_asng
-from asng._evaluation import Outcome
+from asng._evaluation import CallResult
+from tests.helpers.black_boxes import LINE, WIDE, Recorder, sphere
 from tests.helpers.trajectories import BLEND, LETTERS, inner, run
-
-
-def sphere(values):
-    return (values["n"] - 4) ** 2
-
-
-LINE: dict[str, Any] = {"n": Integer(-10, 10)}
-WIDE: dict[str, Any] = {"n": Integer(-1000, 1000)}
-
-
-class Recorder:
-    """A function that keeps the values it is called with."""
-
-    def __init__(self, f=sphere):
-        self.f, self.seen = f, []
-
-    def __call__(self, values):
-        self.seen.append(values)
-        return self.f(values)
-
 
 # Evaluations
 
@@ -153,7 +131,7 @@ def test_noisy_losses_are_ranked_again_by_the_mean_of_equal_values():
         trial = box.next_trial()
         assert trial is not None
         n = trial.candidate.values["n"]
-        box.record(trial, Outcome([0.0, 3.0, 4.0, 5.0][n] + 10.0 * (n == 0 < draws[n])))  # 0 is lucky once
+        box.record(trial, CallResult([0.0, 3.0, 4.0, 5.0][n] + 10.0 * (n == 0 < draws[n])))  # 0 is lucky once
         draws[n] += 1
     assert min(draws.values()) > 0
     assert draws[0] > 2
@@ -241,139 +219,6 @@ def test_wrong_names_cost_one_evaluation_and_rank_last(behind, message):
     with pytest.warns(UserWarning, match=message):
         result = minimize(lambda v: (9, behind) if v["n"] > 2 else -v["n"], LINE, evaluations=50, seed=0)
     assert result.values == {"n": 2}
-
-
-# Stopping
-
-
-def test_a_target_ends_the_search_at_once():
-    f = Recorder()
-    result = minimize(f, WIDE, evaluations=10_000, target=100, seed=0)
-    assert (result.stopped, result.loss) == ("target", sphere(f.seen[-1]))
-    assert [sphere(values) <= 100 for values in f.seen] == [False] * (len(f.seen) - 1) + [True]
-
-
-def test_convergence_ends_the_search():
-    result = minimize(lambda v: (v["x"] - 0.3) ** 2, {"x": Real(0, 1)}, evaluations=10_000, restarts=0, seed=0)
-    assert result.stopped == "converged"
-    assert result.evaluations < 1000
-    assert result.optimizer.distribution()["x"].std < 0.002
-    assert abs(result.mode["x"] - 0.3) < 0.01
-
-
-def test_convergence_ends_a_noisy_search_of_choices():
-    generator = np.random.default_rng(0)
-    f = lambda values: sum(value != "a" for value in values.values()) + generator.normal()  # noqa: E731
-    result = minimize(f, LETTERS, evaluations=100_000, noisy=True, seed=0)
-    assert result.stopped == "converged"
-    assert set(result.mode.values()) == {"a"}
-
-
-def test_a_callback_sees_every_evaluation_and_can_stop():
-    seen = []
-
-    def stop(evaluation):
-        seen.append(evaluation)
-        return len(seen) == 7
-
-    result = minimize(sphere, WIDE, evaluations=100, callback=stop, seed=0)
-    assert (result.stopped, result.evaluations) == ("callback", 7)
-    assert seen == result.history
-
-
-def test_a_callback_can_stop_with_numpys_true():
-    result = minimize(
-        sphere, WIDE, evaluations=20, callback=lambda evaluation: np.float64(0) <= evaluation.loss, seed=0
-    )
-    assert (result.stopped, result.evaluations) == ("callback", 1)
-
-
-def test_what_a_callback_returns_beside_true_means_nothing():
-    assert minimize(sphere, WIDE, evaluations=20, callback=lambda evaluation: 1, seed=0).evaluations == 20
-
-
-def two_valleys(values):
-    """Its broad valley ends at 1; the narrow one, at 0.9, is deeper."""
-    x = values["x"]
-    return min(1 + (x - 0.2) ** 2, 1000 * (x - 0.9) ** 2)
-
-
-def test_restarts_look_elsewhere_with_twice_the_population():
-    space = {"x": Real(0, 1)}
-    once = [minimize(two_valleys, space, evaluations=1500, restarts=0, seed=seed) for seed in range(10)]
-    often = [minimize(two_valleys, space, evaluations=1500, seed=seed) for seed in range(10)]
-    assert {result.stopped for result in once} == {"converged"}
-    assert sum(result.loss < 0.1 for result in often) > sum(result.loss < 0.1 for result in once)
-    for result in often:
-        assert result.loss == min(evaluation.loss for evaluation in result.history)
-        assert result.optimizer.best == (result.values, result.loss)  # of the start that found it
-
-
-def test_minimize_starts_over_for_as_long_as_there_are_evaluations():
-    result = minimize(lambda v: (v["x"] - 0.3) ** 2, {"x": Real(0, 1)}, evaluations=1000, seed=0)
-    assert (result.stopped, result.evaluations) == ("evaluations", 1000)
-    assert result.loss < 1e-6
-
-
-def draw_loss(losses, values):
-    return next(losses)
-
-
-@pytest.mark.parametrize(
-    ("space", "initial"),
-    [
-        ({name: Categorical([0, 1, 2]) for name in "abcd"}, None),
-        ({"a": Integer(-40, 40)}, None),
-        ({"a": Integer(-40, 40)}, {"a": (3, 0.5)}),
-        ({"a": Integer(1, 9), "b": Categorical([0, 1, 2]), "c": Integer(3, 5)}, None),
-    ],
-    ids=["choices", "integers", "prior", "mixed"],
-)
-def test_a_small_space_is_evaluated_as_a_whole(space, initial):
-    for seed in range(5):
-        losses = iter(np.random.default_rng(seed).permutation(81))
-        result = minimize(partial(draw_loss, losses), space, evaluations=5000, initial=initial, seed=seed)
-        assert (result.stopped, result.evaluations, result.loss) == ("nothing new", 81, 0)
-
-
-def test_a_small_space_is_searched_as_a_whole_for_what_meets_the_limits():
-    space, feasible = {name: Categorical(range(100)) for name in "ab"}, {"a": 0, "b": 99}
-    result = minimize(lambda values: 1, space, evaluations=50, limits=[lambda v: int(v != feasible)], seed=0)
-    assert (result.values, result.evaluations) == (feasible, 1)
-
-
-def test_without_restarts_ten_populations_of_known_values_are_the_end():
-    result = minimize(sphere, LINE, evaluations=1000, restarts=0, seed=0)
-    assert (result.stopped, result.loss) == ("nothing new", 0)
-    assert result.evaluations < 21
-
-
-def test_minimize_ends_with_the_last_restart():
-    result = minimize(sphere, LINE, evaluations=1000, restarts=2, seed=0)
-    assert (result.stopped, result.loss) == ("nothing new", 0)
-
-
-def test_interrupt_returns_the_result_so_far():
-    def interrupt(values):
-        if len(f.seen) == 8:
-            raise KeyboardInterrupt
-        return sphere(values)
-
-    f = Recorder(interrupt)
-    try:
-        result = minimize(f, WIDE, evaluations=100, population_size=2, seed=0)
-    except KeyboardInterrupt:  # would end the whole test run
-        pytest.fail("the result so far is lost")
-    assert (result.evaluations, result.stopped) == (7, "interrupted")
-    assert result.loss == min(map(sphere, f.seen[:7]))
-
-
-def test_interrupt_before_any_result_is_passed_on():
-    def interrupt(values):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        minimize(interrupt, LINE, evaluations=100)
 
 
 # Limits
@@ -477,140 +322,3 @@ def test_minimize_with_its_arguments_swapped_says_so():
     space = {"n": Integer(1, 9)}
     with pytest.raises(ValueError, match=r"a function of the values first, then the space; got \{'n'"):
         minimize(space, lambda values: values["n"], evaluations=10)  # type: ignore[arg-type]
-
-
-# Failing evaluations
-
-
-def reciprocal(values):
-    return 1 / values["n"]
-
-
-def test_an_exception_costs_one_evaluation_and_ranks_last():
-    with pytest.warns(UserWarning, match=r"evaluation \d+ of \{'n': 0\} failed and ranks last: ZeroDivisionError: div"):
-        result = minimize(reciprocal, LINE, evaluations=50, seed=0)
-    failed = [evaluation for evaluation in result.history if evaluation.error]
-    assert [evaluation.values for evaluation in failed] == [{"n": 0}]
-    assert failed[0].loss == math.inf
-    assert result.values == {"n": -1}
-
-
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        (None, "it must return a number, got None"),
-        (math.nan, "it returned nan"),
-        (-math.inf, "it returned -inf"),
-        ("0.5", "it must return a number, got '0.5'"),
-        (1j, "it must return a number"),
-        ([1, 2], "it must return a number"),
-    ],
-)
-def test_nonsense_costs_one_evaluation_and_ranks_last(returned, message):
-    with pytest.warns(UserWarning, match=message):
-        result = minimize(lambda v: returned if v["n"] > 2 else -v["n"], LINE, evaluations=50, seed=0)
-    assert result.values == {"n": 2}
-    assert {evaluation.error[:5] for evaluation in result.history if evaluation.values["n"] > 2} == {message[:5]}
-
-
-def test_a_function_that_exits_costs_one_evaluation():
-    def leave(values):
-        if values["n"] == 4:
-            raise SystemExit(3)
-        return sphere(values)
-
-    with pytest.warns(UserWarning, match="SystemExit: 3"):
-        assert minimize(leave, LINE, evaluations=50, seed=0).values["n"] in (3, 5)
-
-
-def test_infinity_ranks_last_without_a_warning():
-    result = minimize(lambda v: math.inf if v["n"] > 2 else -v["n"], LINE, evaluations=50, seed=0)
-    assert result.values == {"n": 2}
-
-
-@pytest.mark.filterwarnings("ignore:evaluation")
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, None])
-def test_an_error_without_any_finite_loss_carries_the_optimizer(loss):
-    with pytest.raises(EvaluationError, match="none of 10 evaluations gave a finite loss") as caught:
-        minimize(lambda v: loss, WIDE, evaluations=10)
-    assert len(caught.value.history) == 10
-    assert isinstance(caught.value.optimizer, Optimizer)
-
-
-@pytest.mark.filterwarnings("ignore:evaluation")
-def test_a_function_that_never_works_is_given_up_soon():
-    with pytest.raises(EvaluationError, match="none of 20 evaluations gave a finite loss; the last one: KeyError: 'm'"):
-        minimize(lambda v: v["m"], WIDE, evaluations=10_000)
-
-
-@pytest.mark.filterwarnings("ignore:evaluation")
-def test_an_error_without_any_finite_loss_names_its_cause():
-    with pytest.raises(EvaluationError) as caught:
-        minimize(lambda v: 1 / 0, WIDE, evaluations=5)
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert caught.value.__cause__.__traceback__ is not None
-    with pytest.raises(EvaluationError) as caught:
-        minimize(lambda v: None, WIDE, evaluations=5)
-    assert caught.value.__cause__ is None
-
-
-@pytest.mark.filterwarnings("ignore:evaluation")
-def test_a_failed_evaluation_keeps_none_of_its_memory():
-    alive: list[Any] = []
-
-    def fail(values):
-        assert all(reference() is None for reference in alive)
-        large = np.zeros(10)
-        alive.append(weakref.ref(large))
-        raise MemoryError("too large")
-
-    with pytest.raises(EvaluationError, match="MemoryError: too large"):
-        minimize(fail, WIDE, evaluations=5)
-    assert len(alive) == 5
-
-
-class Untold(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-def test_an_exception_without_a_text_costs_one_evaluation():
-    def fail(values):
-        if values["n"] == 4:
-            raise Untold
-        return sphere(values)
-
-    with pytest.warns(UserWarning, match="failed and ranks last: Untold$"):
-        assert minimize(fail, LINE, evaluations=50, seed=0).values["n"] in (3, 5)
-
-
-def test_failures_that_differ_in_numbers_alone_warn_once():
-    def fail(values):
-        if values["n"] % 2:
-            raise ValueError(f"{values['n']} is far, by {1.5e-5 / values['n']}" if values["n"] < -4 else "odd")
-        return -values["n"] if values["n"] > -4 else object()
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = minimize(fail, LINE, evaluations=50, seed=0)
-    warned = [str(warning.message).partition("last: ")[2] for warning in caught]
-    errors = [evaluation.error for evaluation in result.history]
-    assert len(warned) == 3
-    for word in ("odd", "far", "object at"):
-        assert sum(word in text for text in warned) == 1
-        assert sum(word in text for text in errors) > 1
-
-
-def test_a_function_that_ceases_to_work_ends_with_the_result():
-    def cease(values):
-        if len(f.seen) > 30:
-            raise OSError("disk full")
-        return sphere(values)
-
-    f = Recorder(cease)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = minimize(f, WIDE, evaluations=1000, seed=0)
-    assert (result.stopped, result.evaluations) == ("failures", 50)
-    assert str(caught[-1].message) == "minimize ends early: the last 20 evaluations failed: OSError: disk full"
-    assert {str(warning.filename) for warning in caught} == {__file__}

@@ -172,7 +172,7 @@ def test_a_run_compares_and_goes_on_where_it_was_interrupted(tmp_path):
 
 def test_random_architectures_take_as_many_gradients_as_the_search():
     settings, data = digits.DigitsSettings(), digits.load_split(0)
-    half = len(digits.Batches(data.train, settings.batch, torch.Generator()))
+    half = len(digits.ShuffledBatches(data.train, settings.batch_size, torch.Generator()))
     search = settings.epochs * half * 2  # architectures a step
     assert settings.num_random * settings.training_epochs * half == search
     assert SMALL.num_random == 2

@@ -99,7 +99,7 @@ def test_an_error_inside_a_trial_ends_the_tuning(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("lr", [1e30, 1e38])
 def test_weights_that_diverge_are_a_large_loss(lr):
-    settings = tuning.TuneSettings(epochs=2, batch=300)
+    settings = tuning.TuneSettings(epochs=2, batch_size=300)
     hyper = {"lr": lr, "weight_decay": 1.0, "augmentation": 0.0}
     record = tuning.search(settings, hyper, load_split(0), lambda losses: False, "trial")
     assert math.isfinite(record["loss"])
@@ -109,7 +109,7 @@ def test_weights_that_diverge_are_a_large_loss(lr):
 
 def test_augmentation_moves_images_by_its_strength():
     images = load_split(0).train[0][:50]
-    assert digits.augment(images, 0.0) is images
+    assert digits.random_affine(images, 0.0) is images
     torch.manual_seed(0)
-    near, far = ((digits.augment(images, strength) - images).abs().mean() for strength in (0.01, 0.2))
+    near, far = ((digits.random_affine(images, strength) - images).abs().mean() for strength in (0.01, 0.2))
     assert 0 < near < far / 3

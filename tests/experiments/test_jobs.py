@@ -38,7 +38,7 @@ class Settings(SearchSettings, EpochSettings):
     """Eight images: two steps in an epoch."""
 
     epochs: int = 4
-    batch: int = 2
+    batch_size: int = 2
     test: bool = False
 
 

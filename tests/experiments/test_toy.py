@@ -125,7 +125,7 @@ class Reference:
 
 
 def reference(sweep, setting):
-    generator = toy._generator(sweep, setting)
+    generator = toy._setting_generator(sweep, setting)
     start = generator.standard_normal((sweep.runs, sweep.variables * sweep.choices))
     running = {number: Reference(sweep, setting, row) for number, row in enumerate(start)}
     reached: list[int | None] = [None] * sweep.runs
@@ -200,7 +200,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others():
 
 
 def test_settings_are_independent_of_each_other():
-    first = [toy._generator(SMALL, setting).random() for setting in toy.settings_of(ToySettings())]
+    first = [toy._setting_generator(SMALL, setting).random() for setting in toy.settings_of(ToySettings())]
     assert len(set(first)) == len(first)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from asng.experiments.workers import ENVIRONMENT, run_parallel
+from asng.experiments.workers import WORKER_ENVIRONMENT, run_parallel
 from tests.helpers import tasks
 from tests.helpers.commands import group_exists, interrupt, wait_until
 
@@ -57,9 +57,9 @@ def test_no_tasks_are_done_at_once():
 def test_workers_have_their_environment_and_ignore_ctrl_c(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    names = [*ENVIRONMENT, "PATH"]
+    names = [*WORKER_ENVIRONMENT, "PATH"]
     seen = dict(run_parallel(tasks.environment, names, 2))
-    assert seen == {name: (value, True) for name, value in {**ENVIRONMENT, "PATH": os.environ["PATH"]}.items()}
+    assert seen == {name: (value, True) for name, value in {**WORKER_ENVIRONMENT, "PATH": os.environ["PATH"]}.items()}
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert "MKL_NUM_THREADS" not in os.environ
 

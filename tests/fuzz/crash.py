@@ -82,7 +82,7 @@ def search_and_retrain_faces(folder: Path) -> Any:
     pixels = torch.randint(256, (17, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     names = tuple(str(number) for number in range(len(pixels)))
     task = Inpainting(ImageSet(pixels[:12], names=names[:12]), ImageSet(pixels[12:], names=names[12:]))
-    sizes: dict[str, Any] = {"iterations": 8, "checkpoint_every": 2, "batch": 2, "mask": "center"}
+    sizes: dict[str, Any] = {"iterations": 8, "checkpoint_every": 2, "batch_size": 2, "mask": "center"}
     search(task, InpaintingSearchSettings(**sizes, layers=3, widths=(2, 4)), folder / "run")
     values = read_json(folder / "run" / ARCHITECTURE, "")["values"]
     retrain(task, InpaintingRetrainSettings(**sizes), values, folder / "retrain")

@@ -1,15 +1,18 @@
-"""What the tests of captured steps share: small models with all kinds of choices, and steps beside the plain path."""
+"""Helpers of tests of captured steps: small models with all kinds of choices, and steps beside the plain path."""
 
 import copy
 import math
+import warnings
 
 import torch
 from torch import nn
 
 from asng import ASNG, Integer
-from asng.nas import OneOf, OneShot, Pick, Repeat, Searchable, Value, space_of
+from asng.nas import Limit, OneOf, OneShot, Pick, Repeat, Searchable, Value, parameters, space_of
 from asng.nas._capture.iteration import Iteration
 from tests.helpers.searches import cross_entropy, pairs
+
+LIMITS: list[list[Limit]] = [[], [Limit(parameters, 1e12)]]  # which all architectures meet
 
 
 class Choosy(nn.Module):
@@ -122,3 +125,31 @@ def assert_same_steps(model, n=20, dtype=torch.float, *, same=True, max_grad_nor
         torch.testing.assert_close(twin.state_dict(), model.state_dict(), rtol=0, atol=0)
     else:  # running statistics also of what the plain path leaves out
         torch.testing.assert_close([*twin.parameters()], [*model.parameters()])
+
+
+def on_gpu(batch):
+    return tuple(tensor.cuda() for tensor in batch)
+
+
+def gpu_pairs(n, dtype=torch.float):
+    return [(on_gpu(train), on_gpu(valid)) for train, valid in pairs(n, dtype)]
+
+
+def assert_same_losses(model, twin, data, **settings):
+    """The plain path and the captured one from the same weights, both told the same losses."""
+    weight_optimizer = settings.pop("weight_optimizer")
+    plain, captured = (
+        oneshot(m, weight_optimizer=weight_optimizer(m.parameters()), capture=c, **settings)
+        for m, c in ((model, False), (twin, True))
+    )
+    for train, valid in data:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            got = captured.step(train, valid)
+        expected = plain.step(train, valid)
+        torch.testing.assert_close(
+            [*got.train_losses, *got.valid_losses], [*expected.train_losses, *expected.valid_losses], rtol=1e-4, atol=0
+        )
+    captured.state_dict()
+    assert with_gradient(twin) == with_gradient(model)
+    torch.testing.assert_close([*twin.parameters()], [*model.parameters()], rtol=1e-3, atol=1e-4)

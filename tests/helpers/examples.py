@@ -41,19 +41,19 @@ def number(pattern, text):
     return float(match[1])
 
 
-def better_than_random(text):
+def check_better_than_random(text):
     assert number("accuracy: found", text) > 0.85
     assert number("accuracy: found", text) > number("mean of .* random architectures", text) + 0.05
 
 
-def better_than_random_and_linear(text):
+def check_better_than_random_and_linear(text):
     r2 = number("test R2: found", text)
     assert r2 > 0.85
     assert r2 > number("mean of 5 random", text)
     assert r2 > number("linear regression", text) + 0.1
 
 
-def inside_the_limits(text):
+def check_limits(text):
     assert "feasible: True" in text
     found, largest, limits = (
         [float(cost) for cost in re.search(rf"^{name}: ([\d.]+) ms, (\d+) parameters", text, re.M).groups()]  # type: ignore[union-attr]
@@ -64,17 +64,17 @@ def inside_the_limits(text):
     assert number("accuracy:", text) > 0.9
 
 
-def fits(text):
+def check_fit(text):
     assert "with the same distribution: True" in text
     assert number("mean squared error:", text) < 0.1 * number("of the mean", text)
 
 
-def fits_after_a_checkpoint(text):
+def check_fit_after_a_checkpoint(text):
     assert "1000 steps" in text
     assert number("mean squared error:", text) < 0.1 * number("of the mean", text)
 
 
-def a_front_of_many_sizes(text):
+def check_front_of_many_sizes(text):
     points = [(float(score), int(cost)) for score, cost in re.findall(r"^([\d.]+) +(\d+) ", text, re.M)]
     assert len(points) >= 8
     assert all(worse[0] > better[0] and worse[1] < better[1] for worse, better in pairwise(points))
@@ -84,7 +84,7 @@ def a_front_of_many_sizes(text):
     assert accuracies[1] > max(0.9, accuracies[0])
 
 
-def much_smaller_and_as_good(text):
+def check_smaller_and_as_good(text):
     found, trained = (number(f"{name}: accuracy:", text) for name in ("found", "trained"))
     assert found > 0.85
     assert found > trained - 0.05
@@ -92,7 +92,7 @@ def much_smaller_and_as_good(text):
     assert 3 * sizes[1] <= sizes[0]
 
 
-def what_is_found_with_hyperparameters_fits(text):
+def check_hyperparameters(text):
     searched, fixed = (
         [float(n) for n in re.findall(rf"^{name}, accuracy: ([\d.]+)", text, re.M)]
         for name in ("searched", "fixed at 0")
@@ -101,7 +101,7 @@ def what_is_found_with_hyperparameters_fits(text):
     assert min(searched) > 0.93
 
 
-def what_is_tuned_fits(text):
+def check_tuning(text):
     pruned = re.match(r"(\d+) of 25 trials were pruned", text)
     assert pruned is not None
     assert 3 < int(pruned[1]) < 25
@@ -109,15 +109,15 @@ def what_is_tuned_fits(text):
 
 
 CLAIMS = {
-    "tuning": what_is_tuned_fits,
-    "lightning": fits_after_a_checkpoint,
-    "pareto": a_front_of_many_sizes,
-    "hyperparameters": what_is_found_with_hyperparameters_fits,
-    "resnet": much_smaller_and_as_good,
-    "hugging_face": better_than_random,
-    "training_loop": better_than_random,
-    "tabular": better_than_random_and_linear,
-    "transformer": better_than_random,
-    "latency": inside_the_limits,
-    "two_processes": fits,
+    "tuning": check_tuning,
+    "lightning": check_fit_after_a_checkpoint,
+    "pareto": check_front_of_many_sizes,
+    "hyperparameters": check_hyperparameters,
+    "resnet": check_smaller_and_as_good,
+    "hugging_face": check_better_than_random,
+    "training_loop": check_better_than_random,
+    "tabular": check_better_than_random_and_linear,
+    "transformer": check_better_than_random,
+    "latency": check_limits,
+    "two_processes": check_fit,
 }

@@ -202,7 +202,7 @@ def cifar10_small() -> Values:
 
 def cifar10_short() -> Values:
     """The same with smaller mini-batches."""
-    return cifar10_on_noise(replace(cifar10.SMALL, batch=16))
+    return cifar10_on_noise(replace(cifar10.SMALL, batch_size=16))
 
 
 def cifar10_on_noise(settings: cifar10.Cifar10SearchSettings) -> Values:
@@ -245,7 +245,7 @@ def inpainting_small_real() -> Values:
     return inpainting_both(data)
 
 
-def inpainting_both(data: faces.Data) -> Values:
+def inpainting_both(data: faces.FaceData) -> Values:
     jobs = {
         encoding: SearchJob(inpainting.Inpainting(data.train, data.test), replace(inpainting.SMALL, encoding=encoding))
         for encoding in ("cat", "int")

@@ -13,7 +13,7 @@ from asng.experiments._settings import EpochSettings, SearchSettings, parse_devi
 from asng.experiments._task import Task
 
 LINE = cli.Images(f"{__name__}:Stripes", "which way stripes run", "test accuracy")
-TINY = ["--epochs", "2", "--batch", "8", "--device", "cpu"]
+TINY = ["--epochs", "2", "--batch-size", "8", "--device", "cpu"]
 
 
 class Net(nn.Module):
@@ -52,7 +52,7 @@ class Stripes(Task):
 
     name = "stripes"
     search_settings, train_settings = StripesSearchSettings, StripesRetrainSettings
-    small_search, small_train = StripesSearchSettings(batch=8), StripesRetrainSettings(batch=8)
+    small_search, small_train = StripesSearchSettings(batch_size=8), StripesRetrainSettings(batch_size=8)
 
     @classmethod
     def load(cls, where, progress=lambda fraction: None):

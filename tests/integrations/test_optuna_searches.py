@@ -9,7 +9,7 @@ optuna = pytest.importorskip("optuna", minversion="5")
 
 from asng import nas  # noqa: E402
 from asng.integrations.optuna import ASNGSampler  # noqa: E402
-from tests.helpers.examples import EXAMPLES, run, what_is_tuned_fits  # noqa: E402
+from tests.helpers.examples import EXAMPLES, check_tuning, run  # noqa: E402
 from tests.helpers.searches import Net, batches, cross_entropy  # noqa: E402
 
 EPOCHS = 3
@@ -60,4 +60,4 @@ def test_searches_are_pruned_and_a_study_on_sqlite_continues(tmp_path):
 
 @pytest.mark.long
 def test_the_example_of_tuning_finds_what_it_says(tmp_path):
-    what_is_tuned_fits(run([str(next(path for path in EXAMPLES if path.stem == "tuning"))], tmp_path))
+    check_tuning(run([str(next(path for path in EXAMPLES if path.stem == "tuning"))], tmp_path))

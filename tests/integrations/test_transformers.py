@@ -10,7 +10,7 @@ from asng import ASNG, nas
 from asng.nas import Repeat, Width, convert, extract, parameters, select, space_of
 from asng.nas._capture import step as _capture
 from asng.nas._capture.iteration import Iteration
-from tests.helpers.examples import EXAMPLES, better_than_random, run
+from tests.helpers.examples import EXAMPLES, check_better_than_random, run
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -145,4 +145,4 @@ def test_a_bert_is_captured(replace, monkeypatch):
 
 def test_the_example_finds_what_it_says(tmp_path):
     path = next(path for path in EXAMPLES if path.stem == "hugging_face")
-    better_than_random(run(["-W", "error", str(path)], tmp_path))
+    check_better_than_random(run(["-W", "error", str(path)], tmp_path))

@@ -7,41 +7,30 @@ import gc
 import io
 import math
 import warnings
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from asng import nas
-from asng.experiments.cifar10.network import Net as CifarNet
-from asng.experiments.cifar10.network import use_fused_kernels
-from asng.experiments.cifar10.space import random_values
-from asng.experiments.inpainting.encoding import search_space
-from asng.experiments.inpainting.network import Net as Autoencoders
-from asng.experiments.inpainting.network import to_device_format
-from asng.nas import Limit, OneOf, Width, parameters, select
+from asng.nas import Limit, OneOf, parameters
 from asng.nas import oneshot as oneshot_module
 from asng.nas._capture import trace
-from asng.nas._capture import update as _update
 from asng.nas._capture.iteration import in_turn
 from asng.nas._capture.switch import BranchingGraph, unavailable_reason
-from asng.nas._capture.update import WeightUpdate
-from tests.helpers.captures import Choosy, Counted, cross_entropy_and_accuracy, oneshot, with_gradient
-from tests.helpers.searches import Net, batches, cross_entropy, pairs
+from tests.helpers.captures import (
+    LIMITS,
+    Choosy,
+    Counted,
+    cross_entropy_and_accuracy,
+    gpu_pairs,
+    on_gpu,
+    oneshot,
+    with_gradient,
+)
+from tests.helpers.searches import batches, cross_entropy, pairs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-LIMITS: list[list[Limit]] = [[], [Limit(parameters, 1e12)]]  # which all architectures meet
-
-
-def on_gpu(batch):
-    return tuple(tensor.cuda() for tensor in batch)
-
-
-def gpu_pairs(n, dtype=torch.float):
-    return [(on_gpu(train), on_gpu(valid)) for train, valid in pairs(n, dtype)]
 
 
 def test_graphs_can_branch_here():
@@ -159,77 +148,6 @@ def test_replays_draw_new_dropout_masks_and_follow_the_seed(limits):
     assert len(set(one)) == 4
     assert losses(1) == one
     assert losses(2) != one
-
-
-def test_weights_that_are_moved_are_captured_again():
-    torch.manual_seed(0)
-    model = Choosy().cuda()
-    twin = copy.deepcopy(model)
-    plain, captured = oneshot(model), oneshot(twin, capture=True)
-    for number, (train, valid) in enumerate(gpu_pairs(9)):
-        if number == 3:
-            for weight in (model.head.weight, twin.head.weight):
-                weight.data = weight.data * 0.5
-        if number == 6:
-            model.double().float(), twin.double().float()
-        expected, got = plain.step(train, valid), captured.step(train, valid)
-        torch.testing.assert_close(got.valid_losses, expected.valid_losses)
-    torch.testing.assert_close([*twin.parameters()], [*model.parameters()])
-
-
-@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16])
-def test_weights_that_are_frozen_for_a_while_are_captured_again(amp_dtype):
-    torch.manual_seed(0)
-    model = Choosy().cuda()
-    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    search = oneshot(model, weight_optimizer=weight_optimizer, amp_dtype=amp_dtype, capture=True)
-    moved = []
-    for number, (train, valid) in enumerate(gpu_pairs(9)):
-        model.stem.requires_grad_(not 3 <= number < 6)
-        before = model.stem.weight.detach().clone()
-        search.step(train, valid)
-        moved.append(not torch.equal(before, model.stem.weight))
-    assert moved == [True] * 3 + [False] * 3 + [True] * 3
-
-
-@pytest.mark.parametrize("low", [False, True], ids=["float32", "bfloat16"])
-def test_the_update_by_kernels_equals_that_by_torchs_functions(low, monkeypatch):
-    pytest.importorskip("triton")
-    torch.manual_seed(0)
-    parameters = [nn.Parameter(torch.randn(size, device="cuda")) for size in ((3, 5, 7), (1000, 777), (1,), (64,))]
-    made = []
-    for kind, own in ((_update.FusedSGDRule, parameters), (_update.SGDRule, copy.deepcopy(parameters))):
-        monkeypatch.setattr(_update, "has_kernels_for", lambda values, kind=kind: kind is _update.FusedSGDRule)
-        optimizer = torch.optim.SGD(own, 0.1, momentum=0.9, weight_decay=0.1, nesterov=True)
-        update = WeightUpdate(optimizer, 5.0, 2)
-        if low:
-            update.keep_low(torch.bfloat16, {id(p) for p in own[:2]})
-        assert {type(rule) for rule in update._rules} == {kind}
-        made.append((update, own))
-    for number in range(5):
-        gradients = torch.randn(2, 1000 * 777, device="cuda")
-        for update, own in made:
-            update.begin()
-            for row, index in ((0, 0), (1, 0), (number % 2, number % 3)):  # the last parameter is never touched
-                target = update.weights[row].gradients[id(own[index])]
-                target.copy_(gradients[row, : target.numel()].view(target.shape))
-            update.step([torch.tensor(0.1, dtype=torch.float64, device="cuda")] * len(update.groups))
-            update.store()
-        found = [[(p, p.grad, update._optimizer.state[p].get("momentum_buffer")) for p in own] for update, own in made]
-        torch.testing.assert_close(*found)
-        assert found[0][-1][1] is None
-
-
-def test_kernels_reach_gradients_beyond_32_bits():
-    pytest.importorskip("triton")
-    parameter = nn.Parameter(torch.zeros(110_000_000, device="cuda"))
-    update = WeightUpdate(torch.optim.SGD([parameter], 1.0), math.inf, 20)
-    update.keep_low(torch.bfloat16, {id(parameter)})
-    update.begin()
-    update.weights[19].gradients[id(parameter)][-1] = 2.0
-    update.step([torch.tensor(1.0, dtype=torch.float64, device="cuda")])
-    assert parameter[-2:].tolist() == [0.0, -2.0]
-    assert not update.groups[0].rows[19, -64:].any()
 
 
 @pytest.mark.parametrize("cases", [64, 4], ids=["flat", "nested"])
@@ -415,177 +333,6 @@ def test_a_model_on_another_device_than_the_current_one_is_captured():
         train, valid = (tuple(tensor.to("cuda:1") for tensor in half) for half in pair)
         torch.testing.assert_close(captured.step(train, valid).valid_losses, plain.step(train, valid).valid_losses)
     assert captured.capture_cost["capture_gb"] > 0
-
-
-def assert_same_losses(model, twin, data, **settings):
-    """The plain path and the captured one from the same weights, both told the same losses."""
-    weight_optimizer = settings.pop("weight_optimizer")
-    plain, captured = (
-        oneshot(m, weight_optimizer=weight_optimizer(m.parameters()), capture=c, **settings)
-        for m, c in ((model, False), (twin, True))
-    )
-    for train, valid in data:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            got = captured.step(train, valid)
-        expected = plain.step(train, valid)
-        torch.testing.assert_close(
-            [*got.train_losses, *got.valid_losses], [*expected.train_losses, *expected.valid_losses], rtol=1e-4, atol=0
-        )
-    captured.state_dict()
-    assert with_gradient(twin) == with_gradient(model)
-    torch.testing.assert_close([*twin.parameters()], [*model.parameters()], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["AdamW", "RMSprop", "Adadelta", "ASGD", "NAdam"])
-def test_other_optimizers_are_captured(name):
-    torch.manual_seed(0)
-    model = Choosy().double().cuda()  # in which a bias before a batch norm has no gradient of rounding errors
-    optimizer = partial(getattr(torch.optim, name), lr=0.01, weight_decay=0.01, capturable=True)
-    assert_same_losses(
-        model, copy.deepcopy(model), gpu_pairs(12, torch.double), weight_optimizer=optimizer, loss_fn=cross_entropy
-    )
-
-
-def test_rprop_is_captured():
-    torch.manual_seed(0)
-    model = Net(dropout=0).double().cuda()  # without batch norms: of rounding errors, too, the sign counts
-    optimizer = partial(torch.optim.Rprop, lr=0.01, capturable=True)
-    assert_same_losses(
-        model, copy.deepcopy(model), gpu_pairs(12, torch.double), weight_optimizer=optimizer, loss_fn=cross_entropy
-    )
-
-
-@pytest.mark.parametrize("name", ["ASGD", "NAdam", "Rprop"])
-@pytest.mark.filterwarnings("error")
-def test_states_that_begin_with_other_numbers_than_zero_are_captured(name):
-    torch.manual_seed(0)
-    model = Choosy().cuda()
-    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01, capturable=True)
-    search = oneshot(model, weight_optimizer=optimizer, amp_dtype=torch.bfloat16, capture=True)
-    steps = [search.step(*pair) for pair in gpu_pairs(5)]
-    assert search.capture_cost
-    assert all(math.isfinite(loss) for step in steps for loss in step.train_losses)
-
-
-# In float64 more than rounding differs; in the others rounding grows from step to step.
-@pytest.mark.parametrize(
-    ("dtype", "amp_dtype", "tolerance"),
-    [(torch.double, None, 1e-8), (torch.float, None, 2e-3), (torch.float, torch.bfloat16, 3e-2)],
-    ids=["float64", "float32", "bfloat16"],
-)
-def test_widths_of_many_combinations_are_captured_with_masks(dtype, amp_dtype, tolerance):
-    widths: list[Any] = [Width(f"w{i}", 2, 9) for i in range(3)]
-    layers: list[nn.Module] = []
-    for before, width in zip([4, *widths], widths, strict=False):
-        layers += [nas.Linear(before, width), nas.BatchNorm1d(width), nn.Sigmoid()]
-    torch.manual_seed(0)
-    model = nn.Sequential(*layers, nas.LayerNorm(widths[-1]), nas.Linear(widths[-1], 3)).to("cuda", dtype)
-    twin = copy.deepcopy(model)
-    plain, captured = oneshot(model, amp_dtype=amp_dtype), oneshot(twin, amp_dtype=amp_dtype, capture=True)
-    for train, valid in gpu_pairs(20, dtype):
-        expected, got = plain.step(train, valid), captured.step(train, valid)
-        torch.testing.assert_close(
-            [*got.train_losses, *got.valid_losses],
-            [*expected.train_losses, *expected.valid_losses],
-            rtol=tolerance,
-            atol=tolerance,
-        )
-    assert captured.capture_cost["capture_seconds"] > 0
-    if amp_dtype is None:
-        torch.testing.assert_close([*twin.parameters()], [*model.parameters()], rtol=5 * tolerance, atol=tolerance / 2)
-        # Candidates run side by side, so of two updates of a statistic at once one may be lost.
-        assert twin[1].running_mean.isfinite().all()  # type: ignore[operator]
-
-
-def test_a_mean_over_all_channels_is_not_captured_with_masks():
-    class Centered(nn.Module):
-        def forward(self, x):
-            return x - x.mean(1, keepdim=True)
-
-    width = Width("w", 1, 99)
-    model = nn.Sequential(nas.Linear(4, width), Centered(), nas.Linear(width, 3)).cuda()
-    search = oneshot(model, capture=True)
-    (train, valid), *_ = gpu_pairs(1)
-    with pytest.warns(UserWarning, match="with masks its gradient differs"):
-        assert all(map(math.isfinite, search.step(train, valid).valid_losses))
-
-
-def test_blocks_with_widths_are_captured():
-    torch.manual_seed(0)
-    width = Width("width", [2, 3, 5])
-    block = nn.Sequential(nas.Linear(4, width), nas.BatchNorm1d(width), nn.ReLU(), nas.Linear(width, 4))
-    model = nn.Sequential(block, nn.Tanh(), nn.Linear(4, 3)).cuda()
-    optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-    assert_same_losses(model, copy.deepcopy(model), gpu_pairs(12), weight_optimizer=optimizer, loss_fn=cross_entropy)
-
-
-@pytest.mark.parametrize("limits", LIMITS, ids=["unlimited", "limited"])
-@pytest.mark.parametrize("encoding", ["cat", "int"])
-@pytest.mark.parametrize("size", [(16, 16), (9, 14)], ids=["even", "odd"])
-def test_the_inpainting_search_is_captured(encoding, size, limits, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    torch.manual_seed(0)
-    widths = (8, 24) if encoding == "int" else (8, 16, 24)
-    model = to_device_format(Autoencoders(search_space(encoding, 8, widths=widths), size), torch.device("cuda"))
-    data = [[tuple(torch.rand(2, 4, 3, *size, device="cuda").unbind()) for _ in range(2)] for _ in range(8)]
-    optimizer = partial(torch.optim.SGD, lr=0.025, momentum=0.9)
-    assert_same_losses(
-        model,
-        copy.deepcopy(model),
-        data,
-        weight_optimizer=optimizer,
-        loss_fn=lambda model, batch: nn.functional.mse_loss(model(batch[1]), batch[0]),
-        limits=limits,
-    )
-
-
-@pytest.mark.parametrize("settings", [{}, {"amp_dtype": torch.bfloat16}], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("limits", LIMITS, ids=["unlimited", "limited"])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["nchw", "channels_last"])
-def test_the_first_steps_of_a_small_cifar10_network_are_captured(layout, settings, limits):
-    torch.manual_seed(0)
-    model = CifarNet(8, 3).cuda()
-    settings = {"limits": limits, **settings}
-    plain, captured = oneshot(model, **settings), oneshot(copy.deepcopy(model), capture=True, **settings)
-    losses = []
-    for _ in range(3):
-        images, labels = torch.randn(2, 16, 3, 32, 32, device="cuda"), torch.randint(10, (2, 16), device="cuda")
-        train, valid = ((images[half].to(memory_format=layout), labels[half]) for half in range(2))
-        losses.append([search.step(train, valid).train_losses for search in (plain, captured)])
-    torch.testing.assert_close(*losses[0], rtol=0.01, atol=0.01)  # later ones differ by what rounding has become
-    assert all(math.isfinite(loss) for _, got in losses for loss in got)
-
-
-def test_fused_kernels_are_captured_under_limits_as_without():
-    pytest.importorskip("triton")
-    torch.manual_seed(0)
-    model: Any = CifarNet(8, 3).cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    use_fused_kernels(model)
-    searches = [oneshot(copy.deepcopy(model), capture=True, limits=limits) for limits in LIMITS]
-    images = torch.randn(2, 16, 3, 32, 32, device="cuda")
-    train, valid = (
-        (half.contiguous(memory_format=torch.channels_last), torch.randint(10, (16,), device="cuda")) for half in images
-    )
-    steps = [search.step(train, valid) for search in searches]
-    torch.testing.assert_close(steps[0].train_losses, steps[1].train_losses, rtol=0.01, atol=0.01)
-    assert all(search.capture_cost for search in searches)
-
-
-def test_gradients_do_not_depend_on_the_memory_format(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    torch.manual_seed(0)
-    images, labels = torch.randn(16, 3, 32, 32, device="cuda"), torch.randint(10, (16,), device="cuda")
-    model = CifarNet(8, 3).cuda()
-    select(model, random_values(1))
-
-    def gradients(layout):
-        loss = nn.functional.cross_entropy(model(images.to(memory_format=layout)), labels)
-        found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-        return torch.cat([gradient.flatten() for gradient in found if gradient is not None])
-
-    expected, got = gradients(torch.contiguous_format), gradients(torch.channels_last)
-    assert (got - expected).norm() < 0.02 * expected.norm()  # rounding moves inputs of ReLUs over 0
 
 
 # Judges and halves ---------------------------------------------------------------------------------

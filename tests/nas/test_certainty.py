@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from asng import ASNG, Categorical, Integer, RandomSearch, Real
+from asng._convergence import NOISE
 from asng.nas import OneOf, OneShot, Repeat, Value, result, selected, space_of, top
-from asng.nas.result import NOISE, sharpest_distribution
+from asng.nas.result import sharpest_distribution
 from tests.helpers.searches import Net, Switch, run_search
 
 pytestmark = pytest.mark.usefixtures("same_numbers")

@@ -82,7 +82,7 @@ def has_cifar10(given: Path | None) -> bool:
 
 
 def make_noise(device: torch.device | str) -> tuple[ImageSet, ImageSet]:
-    """As many random images as CIFAR-10 has, to train and to test, to time steps with."""
+    """Random images in the place of CIFAR-10, as many, for timing steps."""
     generator = torch.Generator().manual_seed(0)
     sets = []
     for count in ((len(RELEASE.files) - 1) * RELEASE.images, RELEASE.images):
@@ -191,7 +191,7 @@ def _statistics(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def draw_augmentations(n: int, generator: torch.Generator) -> tuple[np.ndarray, ...]:
-    """What is random in n augmented images, (n,) each: top and left of the crop, flip, row and column of the cutout."""
+    """Draw the numbers of n augmentations, (n,) each: top and left of the crop, flip, row and column of the cutout."""
     sizes = (2 * PADDING + 1, 2 * PADDING + 1, 2, SIDE, SIDE)
     return np.unravel_index(torch.randint(prod(sizes), (n,), generator=generator).numpy(), sizes)
 
@@ -221,10 +221,10 @@ def augment_batches(images: ImageSet, chosen: Tensor, generators: Sequence[torch
     """Augmented images, float32 (n, 3, 32, 32), and labels, int64 (n,), of mini-batches of equal size."""
     assert images.labels is not None
     there = send(chosen, images.device)
-    return to_channels_last(augment(images.images[there], *generators)), images.labels[there]
+    return to_fast_layout(augment(images.images[there], *generators)), images.labels[there]
 
 
-def to_channels_last(images: Tensor) -> Tensor:
+def to_fast_layout(images: Tensor) -> Tensor:
     """On the CPU, convert images to channels last, with which the network is about twice as fast.
 
     Not for every network: torch 2.13 writes outside of its memory for 1x1 convolutions of stride 2 in that layout,

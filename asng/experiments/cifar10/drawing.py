@@ -16,7 +16,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from matplotlib.path import Path as Outline
 
 from asng._ragged import Array
-from asng.experiments.cifar10.picture import NAMES, STATES, Box, CellPicture, Way
+from asng.experiments.cifar10.picture import LABELS, STATES, Box, CellPicture, Way
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, OPERATIONS, SPACE, Paths, cell_paths
 from asng.experiments.figures import BLUE, GRAY, ORANGE, SKY, VERMILION, canvas, save_figure, tint
 
@@ -71,7 +71,7 @@ def _table(axes: Axes, left: float, rows: Probabilities, values: Mapping[str, An
     scale: list[list[tuple[float, float]]] = []
     longest = max((SPACE[name].choices for name in rows), key=len)
     for column, choice in enumerate(longest):
-        heading = NAMES.get(choice) or STATES[choice].removeprefix("cell ")
+        heading = LABELS.get(choice) or STATES[choice].removeprefix("cell ")
         axes.text(left + column * COLUMN, 0.1 - TITLE, heading, size=6.5, color=GRAY, va="center")
     for row, (name, array) in enumerate(rows.items()):
         y = -TITLE - (row + 0.5) * ROW
@@ -118,7 +118,7 @@ class DrawnCell(CellPicture):
     def draw_operation(self, x: float, top: float, operation: str, likely: float | None, name: str, tip: str) -> None:
         fill = tint(OPERATION_COLORS[operation], 0.45 if likely is None else 0.1 + 0.55 * likely)
         self.draw_box((x, top, self.widths[1], self.box), "end", name, fc=fill, lw=_thickness(likely) / 2)
-        shown = NAMES[operation] if likely is None else f"{NAMES[operation]}\n{likely:.2f}"
+        shown = LABELS[operation] if likely is None else f"{LABELS[operation]}\n{likely:.2f}"
         self.draw_text(x, top + self.box / 2, shown)
 
     def draw_text(self, x: float, y: float, text: str, look: str = "") -> None:
@@ -177,7 +177,7 @@ def _shade(likely: float | None) -> str:
 
 
 def _legend(figure: Figure, cells: Sequence[DrawnCell]) -> None:
-    """What signs mean, and in a second row how a probability looks."""
+    """Draw the legend: the signs, and in a second row the colors of probabilities."""
     marks: dict[str, Any] = {"marker": "o", "mfc": "white", "mec": "black", "mew": 0.8, "ms": 9, "lw": 0}
     signs = {
         "node: the sum of two operations": Line2D([], [], **marks),

@@ -1,4 +1,4 @@
-"""Where the parts of a cell stand when it is drawn: layers, their order, horizontal positions.
+"""Layout of the drawing of a cell: layers, their order, horizontal positions.
 
 A cell computes states: 0 and 1 are its inputs, 2 + i is node i. A state stands in the layer that is
 one below its deepest input; from there a lane of its own leads it through the layers further down, as
@@ -45,7 +45,7 @@ class CellLayout:
         return self.layers[self.depths[2 + node]][2 + node] + self.sides[node][slot] * OPERATION
 
     def bends(self, layer: int) -> list[tuple[float, float]]:
-        """Where the lines between a layer and the one above begin and end."""
+        """Horizontal positions of both ends of the lines between a layer and the one above."""
         above, here = self.layers[layer - 1], self.layers[layer]
         return [
             (above[source], here[target] if slot is None else self.entry(target - 2, slot))
@@ -70,7 +70,7 @@ def arrange(paths: Paths) -> CellLayout:
     inputs = [(first, second) for (first, _), (second, _) in paths]
     depths, loose = depths_of(inputs), [2 + node for node in loose_ends(paths)]
     layers = _layers(inputs, depths, loose)
-    lines = [_lines(inputs, depths, layer, states) for layer, states in enumerate(layers)]
+    lines = [_lines_to(inputs, depths, layer, states) for layer, states in enumerate(layers)]
     order = _order(layers, lines, depths)
     takers = zip(inputs, depths[2:], strict=True)
     # The operation on the left takes what comes from further left.
@@ -89,7 +89,7 @@ def _layers(inputs: Inputs, depths: list[int], loose: list[int]) -> list[list[in
     return [[s for s in range(len(depths)) if depths[s] <= layer <= last[s]] for layer in range(max(depths) + 1)]
 
 
-def _lines(inputs: Inputs, depths: list[int], layer: int, states: list[int]) -> Lines:
+def _lines_to(inputs: Inputs, depths: list[int], layer: int, states: list[int]) -> Lines:
     """The lines that lead from the layer above to this one."""
     lines: Lines = []
     for state in states:
@@ -101,7 +101,7 @@ def _lines(inputs: Inputs, depths: list[int], layer: int, states: list[int]) -> 
 
 
 def half_width(state: int, stands: bool) -> float:
-    """What others keep clear of to either side of a state, or of the lane that it has where it does not stand."""
+    """Half the width of a state, or of the lane of its line in a layer that the line only passes."""
     if not stands:
         return HALF_LANE
     return HALF_INPUT if state < 2 else HALF_NODE
@@ -133,7 +133,7 @@ def _order(layers: list[list[int]], lines: list[Lines], depths: list[int]) -> li
 
 
 def _costs(above: Array, below: Array, lines: Lines) -> Array:
-    """What orders cost (orders above, orders below): crossings first, then the way that lines go sideways."""
+    """Costs of pairs of orders (orders above, orders below): crossings first, then the sideways length of lines."""
     cost = np.zeros((len(above), len(below)))
     for source, target, _ in lines:
         cost += np.abs(above[:, None, source] - below[None, :, target])

@@ -10,7 +10,7 @@ from typing import ClassVar
 from asng.experiments.cifar10.layout import arrange
 from asng.experiments.cifar10.space import NODES, Paths
 
-NAMES = {
+LABELS = {
     "identity": "identity",
     "avg_pool": "avg 3×3",
     "max_pool": "max 3×3",
@@ -80,7 +80,7 @@ class CellPicture(ABC):
         self._draw_output((min(ends) + max(ends)) / 2, y, max(max(ends) - min(ends) + 0.4, self.widths[2]))
 
     def _draw_output(self, x: float, top: float, width: float) -> None:
-        """What loose ends lead into."""
+        """Draw the concatenation, into which loose ends lead."""
         self.draw_box((x, top, width, self.end), "sum", f"{self.kind}.concatenation")
         self.draw_text(x, top + self.end / 2, "concatenate")
         self.draw_line([*[(x, top + self.end)] * 4, (x, top + self.end + HEAD)], "arrow")

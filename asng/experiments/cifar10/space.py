@@ -82,7 +82,7 @@ def random_values(seed: int) -> dict[str, Any]:
 
 
 def cell_inputs(nodes: Iterable[Iterable[tuple[int, Any]]]) -> list[int]:
-    """Which of its two inputs a cell looks at: 0, the output of cell k-2, and 1, that of cell k-1."""
+    """The inputs that a cell reads: 0, the output of cell k-2, and 1, that of cell k-1."""
     return sorted({source for pair in nodes for source, _ in pair if source < 2})
 
 

@@ -26,7 +26,7 @@ Kernels = Literal["fused", "torch"]
 
 @dataclass(frozen=True)
 class Cifar10DataSettings(DataSettings):
-    """Where the images are, and what computes with them."""
+    """The folder of the images, the device and its kernels."""
 
     kernels: Kernels = "fused"
     """On a GPU: fused, Triton kernels for pools, batch norms and separable convolutions; torch, its own."""
@@ -61,7 +61,7 @@ class Cifar10SearchSettings(SearchSettings, EpochSettings):
     """Test images that are used after each epoch."""
 
     def __post_init__(self) -> None:
-        check_settings(self, channels=2, cells=3, batch=2, population_size=2)
+        check_settings(self, channels=2, cells=3, batch_size=2, population_size=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Cifar10RetrainSettings(EpochSettings):
     """Most parameters, by which the channels are chosen; the auxiliary head does not count."""
     cells: int = 20
     """Cells of the network; those at a third and at two thirds of it reduce."""
-    batch: int = 80
+    batch_size: int = 80
     """Images in a mini-batch."""
     drop_path: float = 0.3
     """Probability of dropping a path at the end; it grows linearly from 0."""
@@ -96,7 +96,7 @@ class Cifar10RetrainSettings(EpochSettings):
     """Training images that are used."""
 
     def __post_init__(self) -> None:
-        check_settings(self, cells=3, batch=2)
+        check_settings(self, cells=3, batch_size=2)
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path must be at least 0 and below 1, got {self.drop_path}")
         if not 0 <= self.auxiliary < math.inf:
@@ -247,15 +247,15 @@ def accuracy(
     """The accuracy of a network, in evaluation mode, on all images or the first ones."""
     assert images.labels is not None
     n = min(len(images), max_images or len(images))
-    batch = 1000 if images.device.type == "cuda" else 100  # small ones stay in a CPU's cache
+    batch_size = 1000 if images.device.type == "cuda" else 100  # small ones stay in a CPU's cache
     mode = network.training
     network.eval()
     correct = torch.zeros((), dtype=torch.int64, device=images.device)
     with torch.no_grad():
-        for first in range(0, n, batch):
+        for first in range(0, n, batch_size):
             progress(first / n)
-            part = slice(first, min(first + batch, n))
-            scores = network(data.to_channels_last(data.normalize(images.images[part])))
+            part = slice(first, min(first + batch_size, n))
+            scores = network(data.to_fast_layout(data.normalize(images.images[part])))
             correct += (scores.argmax(1) == images.labels[part]).sum()
     progress(1.0)
     network.train(mode)

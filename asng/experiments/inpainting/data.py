@@ -24,7 +24,7 @@ Lists = tuple[Path, Path]  # two text files with the names of training and test 
 Indices = NDArray[np.int64]
 
 
-class Data(NamedTuple):
+class FaceData(NamedTuple):
     """Faces to train and to test with, how they were told apart, and what was wrong with images that were left out."""
 
     train: ImageSet
@@ -41,7 +41,7 @@ def load_faces(
     lists: Lists | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
-) -> Data:
+) -> FaceData:
     """The faces in a folder (see `faces_folder`), cropped and resized once; split by lists, its folders or a seed.
 
     With lists, those are the split; else, if the folder has images in subfolders train and test, these are; else
@@ -59,11 +59,11 @@ def load_faces(
     else:
         rows, split = random_split(len(cached.names), seed), f"drawn with seed {seed}"
     train, test = (_faces(cached, part, device) for part in rows)
-    return Data(train, test, split, cached.damaged)
+    return FaceData(train, test, split, cached.damaged)
 
 
 def describe_faces(train: ImageSet, test: ImageSet) -> str:
-    """Which faces a run is made with, in a line: numbers, and what tells their names from others."""
+    """The faces of a run in one line: their numbers, and a digest of their names."""
     names = [*(train.names or ()), "", *(test.names or ())]
     named = digest("\n".join(names))[:12]
     return f"{len(train)} to train with, {len(test)} to test with, named {named}"
@@ -86,7 +86,7 @@ def faces_folder(given: Path | None = None) -> Path:
 
 
 def random_split(n: int, seed: int) -> tuple[Indices, Indices]:
-    """Which of n images train and which test, at random.
+    """Split n images at random into those that train and those that test.
 
     >>> [[len(half) for half in random_split(n, seed=0)] for n in (202_599, 1_000)]
     [[101000, 2000], [950, 50]]
@@ -152,7 +152,7 @@ def mask_batches(
 
 
 def pick(images: Tensor, chosen: Tensor, mirrored: Tensor) -> Tensor:
-    """Those images of (n, channels, height, width) that are chosen (m,), left and right exchanged where mirrored (m,).
+    """Take the chosen (m,) of images (n, channels, height, width), and flip those that are mirrored (m,).
 
     >>> pick(torch.arange(6).view(2, 1, 1, 3), torch.tensor([1, 1]), torch.tensor([False, True])).tolist()
     [[[[3, 4, 5]]], [[[5, 4, 3]]]]

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from asng._variable import check_values
 from asng.optimizer import ASNG
-from asng.space import Categorical, Integer, Variable, check_values
+from asng.space import Categorical, Integer, Variable
 
 Encoding = Literal["cat", "int"]
 Values = Mapping[str, Any]
@@ -78,7 +79,7 @@ def _layer_variables(encoding: Encoding, widths: Sequence[int]) -> dict[str, Var
 
 
 def layers_in(names: Mapping[str, Any]) -> int:
-    """How many hidden layers there are in a space or in the values of an architecture."""
+    """The number of hidden layers in a space or in the values of an architecture."""
     return sum(name.endswith(".channels") for name in names)
 
 

@@ -36,12 +36,12 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 BOXES = "list_bbox_celeba.txt"
 WILD, *ALIGNED = "img_celeba", "img_align_celeba", "img_align_celeba_png"
 
-Box = tuple[int, int, int, int]  # left, top, width, height
+FaceBox = tuple[int, int, int, int]  # left, top, width, height
 Bytes = NDArray[np.uint8]
 
 
 class File(NamedTuple):
-    """What tells, at little cost, whether a file is still the same."""
+    """A cheap fingerprint of a file: equal as long as the file is unchanged."""
 
     name: str
     bytes: int
@@ -89,10 +89,10 @@ def _walk(folder: Path) -> Iterator[File]:
         seen.add(real)
 
 
-def read_boxes(path: Path) -> dict[str, Box]:
-    """Where the faces are in CelebA's original images, by the name of the image file."""
+def read_boxes(path: Path) -> dict[str, FaceBox]:
+    """Read the positions of the faces in CelebA's original images, by the name of the image file."""
     lines = read_text(path, "download it again").splitlines()
-    boxes: dict[str, Box] = {}
+    boxes: dict[str, FaceBox] = {}
     try:
         for line in lines[2:]:
             name, left, top, width, height = line.split()
@@ -106,7 +106,7 @@ def read_boxes(path: Path) -> dict[str, Box]:
     return boxes
 
 
-def crop(width: int, height: int, box: Box | None) -> tuple[int, int, int, int]:
+def crop(width: int, height: int, box: FaceBox | None) -> tuple[int, int, int, int]:
     """The square of an image that is kept, as its left, upper, right and lower border.
 
     >>> crop(178, 218, None)
@@ -125,7 +125,7 @@ def crop(width: int, height: int, box: Box | None) -> tuple[int, int, int, int]:
     return left, top, left + side, top + side
 
 
-def face(path: Path, size: int, box: Box | None) -> Bytes:
+def face(path: Path, size: int, box: FaceBox | None) -> Bytes:
     """One image, cropped and resized: (3, size, size)."""
     with Image.open(path) as image:  # reads the header alone
         if image.width * image.height > MAX_PIXELS:
@@ -144,7 +144,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
 
 
-def face_or_fault(folder: Path, boxes: dict[str, Box] | None, size: int, name: str) -> Bytes | str:
+def face_or_fault(folder: Path, boxes: dict[str, FaceBox] | None, size: int, name: str) -> Bytes | str:
     """The face (3, size, size) in an image of the folder, or what is wrong with the image."""
     box = None if boxes is None else boxes.get(Path(name).name)
     if boxes is not None and box is None:
@@ -204,7 +204,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def _crop_all(folder: Path, names: list[str], boxes: dict[str, Box] | None, size: int, progress: Progress) -> Faces:
+def _crop_all(folder: Path, names: list[str], boxes: dict[str, FaceBox] | None, size: int, progress: Progress) -> Faces:
     """Crop and resize all images. Threads are enough: Pillow releases the GIL to decode and resize."""
     results: dict[str, Bytes | str] = {}
     pool = ThreadPoolExecutor(os.cpu_count())

@@ -1,4 +1,4 @@
-"""How well images are restored: PSNR and SSIM per image, on what a picture file would hold.
+"""Quality of restored images: PSNR and SSIM per image, at the precision of a picture file.
 
 Restored images are clipped to [0, 1] and rounded to 0..255 before they are compared.
 """
@@ -112,7 +112,7 @@ class Scores:
 
 @torch.no_grad()
 def restore(model: nn.Module, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-    """What is left of images (n, 3, height, width) in 0..255 behind masks, and what the model makes of it; as bytes."""
+    """Mask images (n, 3, height, width) in 0..255 and restore them; returns masked and restored ones, as bytes."""
     corrupted = images * masks.to(images.device)
     training = model.training
     restored = quantize(model.eval()(corrupted / 255))
@@ -121,14 +121,14 @@ def restore(model: nn.Module, images: Tensor, masks: Tensor) -> tuple[Tensor, Te
 
 
 def score_restoration(
-    model: nn.Module, images: Tensor, masks: Tensor, batch: int = 100, progress: Progress = no_progress
+    model: nn.Module, images: Tensor, masks: Tensor, batch_size: int = 100, progress: Progress = no_progress
 ) -> Scores:
-    """How well a model restores images, uint8 (n, 3, height, width), on its device, from behind masks (n, 1, ...)."""
+    """PSNR and SSIM of a model on images, uint8 (n, 3, height, width), on its device, behind masks (n, 1, ...)."""
     found: list[tuple[Tensor, Tensor]] = []
-    for first in range(0, len(images), batch):
+    for first in range(0, len(images), batch_size):
         progress(first / len(images))
-        original = images[first : first + batch]
-        restored = restore(model, original, masks[first : first + batch])[1]
+        original = images[first : first + batch_size]
+        restored = restore(model, original, masks[first : first + batch_size])[1]
         found.append((psnr(restored, original), ssim(restored, original)))
     progress(1.0)
     return Scores(*(torch.cat(values).cpu() for values in zip(*found, strict=True)))

@@ -9,7 +9,7 @@ from asng.experiments.inpainting.measures import Scores, restore
 
 TILE = 128  # pixels: smaller images are shown larger, each of their pixels as a square
 GAP, GROUP_GAP = 4, 20
-LABELS, CAPTION = 92, 28  # width of the words on the left, height of those above and below
+LABEL_WIDTH, CAPTION = 92, 28  # width of the words on the left, height of those above and below
 ROWS = ("original", "corrupted", "restored")
 
 
@@ -57,12 +57,12 @@ def _grid(rows: tuple[Tensor, ...], measures: list[str], titles: list[str]) -> I
     scale = max(1, TILE // max(height, width))
     height, width = height * scale, width * scale
     of_group = count // len(titles)
-    left = [LABELS + column * (width + GAP) + column // of_group * (GROUP_GAP - GAP) for column in range(count)]
+    left = [LABEL_WIDTH + column * (width + GAP) + column // of_group * (GROUP_GAP - GAP) for column in range(count)]
     top = [CAPTION + row * (height + GAP) for row in range(len(rows))]
     canvas = Image.new("RGB", (left[-1] + width + GAP, top[-1] + height + CAPTION), "white")
     words = ImageDraw.Draw(canvas)
     for label, y, images in zip(ROWS, top, rows, strict=True):
-        words.text((LABELS - 2 * GAP, y + height // 2), label, "black", ImageFont.load_default(15), anchor="rm")
+        words.text((LABEL_WIDTH - 2 * GAP, y + height // 2), label, "black", ImageFont.load_default(15), anchor="rm")
         for x, image in zip(left, images, strict=True):
             tile = Image.fromarray(image.permute(1, 2, 0).cpu().contiguous().numpy())
             words.rectangle((x - 1, y - 1, x + width, y + height), outline="lightgray")  # where does white end?

@@ -34,7 +34,7 @@ DROPS = (0.4, 0.8)  # shares of the training after which the learning rate is a 
 
 @dataclass(frozen=True)
 class FaceSettings(DataSettings):
-    """Which faces there are, and which of them are for what, where their folders do not say it."""
+    """The faces, and the lists that split them where their folders do not."""
 
     train_list: Path | None = None
     """A text file with the names of the training images, one in each line."""
@@ -67,7 +67,7 @@ class InpaintingSearchSettings(SearchSettings, IterationSettings):
     """Hidden layers; those that the output does not lead back to are inactive."""
     widths: tuple[int, ...] | None = None
     """Channels of a layer: all choices of the encoding cat, the least and the most of int; 64 to 256 by default."""
-    batch: int = 16
+    batch_size: int = 16
     """Faces in a mini-batch."""
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class InpaintingRetrainSettings(IterationSettings):
     """Steps of Adam."""
     checkpoint_every: int = 5000
     """Iterations between two checkpoints and lines of metrics."""
-    batch: int = 16
+    batch_size: int = 16
     """Faces in a mini-batch."""
     lr: float = 1e-3
     """Learning rate at the start; a tenth of it after two fifths, a hundredth after four fifths."""

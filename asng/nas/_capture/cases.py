@@ -44,7 +44,7 @@ def running_modules(error: BaseException, supernet: Supernet) -> list[nn.Module]
 
 
 class Mode(Enum):
-    """How a choice is run."""
+    """The way to run a choice."""
 
     SWITCHED = "switched"  # a switch of its own
     CALLED = "called"  # a part of the case around it

@@ -135,7 +135,7 @@ class Iteration:
                 )
 
     def _measure(self, run: Callable[[Values], Mapping[int, Tensor]], values: Values) -> masked.Results:
-        """What passes compute, always from the same weights, buffers and RNG state."""
+        """Run passes, each from the same weights, buffers and RNG state."""
         model = self._supernet.model
         with self._fork_rng(), masked.in_double(model, *self._batches.values()), masked.CheckMode():
             try:

@@ -207,7 +207,7 @@ def some_architectures(supernet: Supernet) -> Iterator[dict[str, Any]]:
 
 
 class Results(NamedTuple):
-    """What passes of one architecture compute."""
+    """Results of passes of one architecture."""
 
     gradients: Mapping[int, Tensor]  # by the ids of parameters
     numbers: Tensor  # losses and metrics

@@ -34,7 +34,7 @@ extern "C" __global__ void set_switches(const unsigned long long *table) {
 
 
 class Versions(NamedTuple):
-    """What graphs that branch depend on, as this machine has it."""
+    """Versions on this machine of the libraries that branching graphs need."""
 
     torch: str
     cuda: str | None  # that torch is made for; None: another one
@@ -119,7 +119,7 @@ def setter_kernel(device: int) -> Any:
 
 
 def _device_runtime() -> Path:
-    """Where libcudadevrt.a is: beside torch's own CUDA libraries, or in a CUDA toolkit."""
+    """The path of libcudadevrt.a: beside torch's own CUDA libraries, or in a CUDA toolkit."""
     beside = Path(torch.__file__).parents[1] / "nvidia"
     found = sorted(beside.glob("**/libcudadevrt.a")) or sorted(Path("/usr/local").glob("cuda*/**/libcudadevrt.a"))
     if not found:

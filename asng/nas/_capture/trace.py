@@ -186,7 +186,7 @@ class Trace:
         return partial(self._forward, module, module.forward)
 
     def _mask(self, size: Size, centered: bool) -> Tensor:
-        """Which entries of the largest size are selected: the first, or those in the middle."""
+        """The mask of the selected entries of the largest size: the first, or those in the middle."""
         masks, key = self.scope.masks, (repr(size), centered)
         if key not in masks:
             number: Any = size.max

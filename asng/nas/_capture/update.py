@@ -152,7 +152,7 @@ def unsupported_reason(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 class Rule(ABC):
-    """How the values of a group move along its gradient, and the state that this needs, in flat tensors."""
+    """The update of the values of a group along its gradient, and its state, in flat tensors."""
 
     def __init__(self, flat: FlatGroup) -> None:
         self.flat = flat
@@ -170,7 +170,7 @@ class Rule(ABC):
         """The state of one parameter, by its names in torch's optimizer: views of the flat tensors."""
 
     def has_state(self) -> Tensor:
-        """Which parameters have a state, by flags."""
+        """Flags of the parameters that have a state."""
         return self.flat.touched
 
     def begin(self) -> None:
@@ -339,7 +339,7 @@ class WeightUpdate:
         return [{k: v for k, v in flat.group.items() if k not in CHANGING} for flat in self.groups]
 
     def _current_parameters(self) -> list[int]:
-        """Where the parameters are, and which of them get a gradient; at every step, so as fast as Python can."""
+        """Addresses of the parameters, and which of them get a gradient; read at every step, hence fast."""
         parameters = list(chain.from_iterable(group["params"] for group in self._optimizer.param_groups))
         return [*map(Tensor.data_ptr, parameters), *map(attrgetter("requires_grad"), parameters)]
 
@@ -352,7 +352,7 @@ class WeightUpdate:
         return [float(flat.group["lr"]) for flat in self.groups]
 
     def tensors(self) -> list[Tensor]:
-        """What a step changes."""
+        """The tensors that a step changes."""
         tensors = [tensor for flat in self.groups for tensor in (*flat.parameters, flat.touched)]
         return [*tensors, *(tensor for rule in self._rules for tensor in rule.flat_state())]
 

@@ -20,7 +20,7 @@ CHANNEL_MULTIPLE = 32  # channels
 
 
 class ElasticConv(ElasticLayer, nn.modules.conv._ConvNd):
-    """What convolutions of (..., channels, *spatial) share: the slice of the weight that the selected sizes use."""
+    """Base class of convolutions of (..., channels, *spatial): slices the weight to the selected sizes."""
 
     elastic: ClassVar[tuple[str, ...]] = ("in_channels", "out_channels", "groups", "kernel_size")
     _axes: ClassVar[int]  # spatial ones
@@ -98,7 +98,7 @@ class ElasticConv(ElasticLayer, nn.modules.conv._ConvNd):
 
 
 class Conv(ElasticConv):
-    """What convolutions share besides: torch's arguments, and the padding."""
+    """Base class of convolutions that are not transposed: torch's arguments, and the padding."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Conv(ElasticConv):
 
 
 class ConvTranspose(ElasticConv):
-    """What transposed convolutions share besides: torch's arguments, and the padding of the output."""
+    """Base class of transposed convolutions: torch's arguments, and the padding of the output."""
 
     def __init__(
         self,

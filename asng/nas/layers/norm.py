@@ -20,7 +20,7 @@ def _remove_bias(norm: ElasticLayer, bias: bool) -> None:
 
 
 class _ElasticNorm(ElasticLayer, nn.modules.batchnorm._NormBase):
-    """What batch and instance norms of all dimensions share."""
+    """Base class of batch and instance norms of all dimensions."""
 
     elastic: ClassVar[tuple[str, ...]] = ("num_features",)
 
@@ -37,7 +37,7 @@ class _ElasticNorm(ElasticLayer, nn.modules.batchnorm._NormBase):
 
 
 class _ElasticBatchNorm(_ElasticNorm, nn.modules.batchnorm._BatchNorm):
-    """What batch norms of all dimensions share."""
+    """Base class of batch norms of all dimensions."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class _ElasticBatchNorm(_ElasticNorm, nn.modules.batchnorm._BatchNorm):
 
 
 class _ElasticInstanceNorm(_ElasticNorm, nn.modules.instancenorm._InstanceNorm):
-    """What instance norms of all dimensions share."""
+    """Base class of instance norms of all dimensions."""
 
     _axes: ClassVar[int]  # spatial ones
 
@@ -288,7 +288,7 @@ class GroupNorm(ElasticLayer, nn.GroupNorm):
 
 
 class _ElasticShapeNorm(ElasticLayer):
-    """What norms over one or several last axes share."""
+    """Base class of norms over one or several last axes."""
 
     elastic: ClassVar[tuple[str, ...]] = ("normalized_shape",)
     _function: ClassVar[Callable[..., Tensor]]  # of torch.nn.functional

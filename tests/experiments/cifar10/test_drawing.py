@@ -127,7 +127,7 @@ def test_files_hold_all_that_an_architecture_is_as_text(tmp_path):
     names = ["cells.svg", "cells.png", "probabilities.svg", "probabilities.png"]
     assert written == [tmp_path / "new" / name for name in names]
     texts = svg_texts(written[0])
-    chosen = Counter(picture.NAMES[value] for name, value in values.items() if ".op" in name)
+    chosen = Counter(picture.LABELS[value] for name, value in values.items() if ".op" in name)
     assert chosen.total() == 20
     assert {name: texts[name] for name in chosen} == chosen
     for text in ("Normal cell", "Reduction cell", "cell k − 2", "cell k − 1", "cell k", "concatenate"):

@@ -13,17 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asng import nas
-from asng.experiments.cifar10.network import (
-    AveragePool,
-    Cell,
-    FactorizedReduce,
-    Net,
-    SharedCell,
-    _AveragePool,
-    count_without_auxiliary,
-    norm,
-    set_drop_path,
-)
+from asng.experiments.cifar10.layers import AveragePool, FactorizedReduce, _AveragePool, norm
+from asng.experiments.cifar10.network import Cell, Net, SharedCell, count_without_auxiliary, set_drop_path
 from asng.experiments.cifar10.space import SPACE, cell_paths, num_parameters, random_values, values_of
 from asng.nas.supernet import Supernet
 

@@ -27,7 +27,7 @@ from tests.helpers.commands import records_of
 
 pytestmark = pytest.mark.long
 
-TINY = Cifar10RetrainSettings(epochs=3, channels=2, cells=3, batch=4, num_train_images=12)
+TINY = Cifar10RetrainSettings(epochs=3, channels=2, cells=3, batch_size=4, num_train_images=12)
 VALUES = random_values(5)
 
 
@@ -49,7 +49,7 @@ def rates_of(job):
 
 def test_the_defaults_are_the_papers():
     settings = Cifar10RetrainSettings()
-    assert (settings.epochs, settings.cells, settings.batch, settings.lr) == (600, 20, 80, 0.025)
+    assert (settings.epochs, settings.cells, settings.batch_size, settings.lr) == (600, 20, 80, 0.025)
     assert (settings.drop_path, settings.auxiliary, settings.max_params) == (0.3, 0.4, 4_000_000)
 
 
@@ -163,7 +163,7 @@ def test_evaluating_gives_the_accuracy_of_the_last_record(images, whole):
 
 
 def test_evaluating_a_search_gives_the_accuracy_of_what_it_found(images, tmp_path):
-    settings = Cifar10SearchSettings(epochs=1, channels=2, cells=3, batch=4, num_train_images=16)
+    settings = Cifar10SearchSettings(epochs=1, channels=2, cells=3, batch_size=4, num_train_images=16)
     summary = search(Cifar10(*images), settings, tmp_path)
     result = evaluate(Cifar10(*images), tmp_path, read_config(tmp_path, "cifar10", CHECKPOINT))
     assert result == {"kind": "search", "steps": 2, "test_accuracy": summary["last"]["test_accuracy"]}
@@ -174,7 +174,9 @@ def test_evaluating_a_search_tests_all_images(images, tmp_path, monkeypatch):
         return max_images or len(images)
 
     monkeypatch.setattr("asng.experiments.cifar10.task.accuracy", count)
-    settings = Cifar10SearchSettings(epochs=1, channels=2, cells=3, batch=4, num_train_images=16, num_test_images=3)
+    settings = Cifar10SearchSettings(
+        epochs=1, channels=2, cells=3, batch_size=4, num_train_images=16, num_test_images=3
+    )
     assert search(Cifar10(*images), settings, tmp_path)["last"]["test_accuracy"] == 3
     assert evaluate(Cifar10(*images), tmp_path, read_config(tmp_path, "cifar10", CHECKPOINT))["test_accuracy"] == 10
 
@@ -200,7 +202,7 @@ def test_training_learns_to_tell_colors_apart():
     colors = torch.tensor([[200, 60, 60], [60, 60, 200]])[labels][:, :, None, None]
     pixels = (colors + torch.randint(-40, 40, (40, 3, 32, 32), generator=generator)).to(torch.uint8)
     train, test = (ImageSet(pixels, labels).subset(part) for part in (torch.arange(24), torch.arange(24, 40)))
-    job = TrainJob(Cifar10(train, test), settings_with(epochs=15, num_train_images=24, batch=8), VALUES)
+    job = TrainJob(Cifar10(train, test), settings_with(epochs=15, num_train_images=24, batch_size=8), VALUES)
     for number in range(45):
         job.step(number)
     assert accuracy(job.model, test) >= 0.9
@@ -226,7 +228,7 @@ def test_the_trained_network_has_no_decision_left(images):
     assert not any(isinstance(module, nas.Decision) for module in job.model.modules())
     assert isinstance(
         SearchJob(
-            Cifar10(*images), Cifar10SearchSettings(epochs=1, channels=2, cells=3, batch=4, num_train_images=16)
+            Cifar10(*images), Cifar10SearchSettings(epochs=1, channels=2, cells=3, batch_size=4, num_train_images=16)
         ).model,
         torch.nn.Module,
     )

@@ -26,7 +26,7 @@ from tests.helpers.commands import records_of
 
 pytestmark = pytest.mark.long
 
-TINY = Cifar10SearchSettings(epochs=2, channels=2, cells=3, batch=4, num_train_images=24)
+TINY = Cifar10SearchSettings(epochs=2, channels=2, cells=3, batch_size=4, num_train_images=24)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def make_job(settings, images):
 
 def test_the_defaults_are_the_papers():
     settings = Cifar10SearchSettings()
-    assert (settings.epochs, settings.channels, settings.cells, settings.batch) == (100, 16, 8, 64)
+    assert (settings.epochs, settings.channels, settings.cells, settings.batch_size) == (100, 16, 8, 64)
     assert (settings.population_size, settings.lr, settings.method, settings.num_train_images) == (
         2,
         0.025,

@@ -105,7 +105,7 @@ class Gray(nn.Module):
 def test_evaluation_is_that_of_every_image_by_itself():
     images, masks, model = smooth(7, 0).clamp(min=1), fixed_masks("half", 7, (64, 64), seed=0), Gray()
     heard: list[float] = []
-    scores = score_restoration(model, images, masks, batch=3, progress=heard.append)
+    scores = score_restoration(model, images, masks, batch_size=3, progress=heard.append)
     assert model.seen == [3, 3, 1]
     assert heard == [0, 3 / 7, 6 / 7, 1]
     assert model.training

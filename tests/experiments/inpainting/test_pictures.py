@@ -48,7 +48,7 @@ def test_every_image_stands_in_its_place_pixel_by_pixel(tmp_path, size, scale):
         ((images * masks / 255 + 0.2).clamp(0, 1) * 255).round().byte(),
     ]
     numbers = [number for group in groups.values() for number in group]
-    left = [pictures.LABELS + at * (side + pictures.GAP) + at // 2 * 16 for at in range(6)]
+    left = [pictures.LABEL_WIDTH + at * (side + pictures.GAP) + at // 2 * 16 for at in range(6)]
     for row, versions in enumerate(rows):
         top = pictures.CAPTION + row * (side + pictures.GAP)
         for x, number in zip(left, numbers, strict=True):
@@ -65,11 +65,11 @@ def test_words_stand_beside_above_and_below():
     image, _ = picture(Brighter(), images, fixed_masks("half", 3, (32, 32), seed=0), scores, each=1)
     dark = np.array(image.convert("L")) < 100
     tops = pictures.CAPTION, image.height - pictures.CAPTION
-    assert dark[: tops[0], pictures.LABELS :].any()
-    assert dark[tops[1] :, pictures.LABELS :].any()
+    assert dark[: tops[0], pictures.LABEL_WIDTH :].any()
+    assert dark[tops[1] :, pictures.LABEL_WIDTH :].any()
     for row in range(3):
         top = pictures.CAPTION + row * (128 + pictures.GAP)
-        beside = dark[top : top + 128, : pictures.LABELS]
+        beside = dark[top : top + 128, : pictures.LABEL_WIDTH]
         assert beside.any()
         assert not beside[:, :4].any()
         assert not beside[:, -4:].any()

@@ -30,7 +30,7 @@ from asng.runs import CHECKPOINT, read_config
 
 pytestmark = pytest.mark.long
 
-TINY = InpaintingRetrainSettings(iterations=10, checkpoint_every=5, batch=2, mask="half")
+TINY = InpaintingRetrainSettings(iterations=10, checkpoint_every=5, batch_size=2, mask="half")
 VALUES = ASNG(search_space("cat", layers=3, widths=(2, 4)), seed=4).ask(1)[0].values
 
 
@@ -44,7 +44,7 @@ def faces():
 
 def test_the_defaults_are_the_papers():
     settings = InpaintingRetrainSettings()
-    assert (settings.iterations, settings.batch, settings.lr, settings.mask) == (500_000, 16, 1e-3, None)
+    assert (settings.iterations, settings.batch_size, settings.lr, settings.mask) == (500_000, 16, 1e-3, None)
 
 
 def test_the_learning_rate_falls_to_a_tenth_at_two_and_at_four_fifths(faces):
@@ -132,7 +132,7 @@ def test_fewer_faces_are_used_from_all_over_their_order(faces):
 def test_evaluating_a_search_tests_what_it_found_on_all_faces(faces, tmp_path):
     many = faces[0].subset(torch.arange(NUM_TEST_FACES + 5) % 9)
     settings = InpaintingSearchSettings(
-        iterations=2, checkpoint_every=2, layers=3, widths=(2, 4), batch=2, encoding="int", mask="pixel"
+        iterations=2, checkpoint_every=2, layers=3, widths=(2, 4), batch_size=2, encoding="int", mask="pixel"
     )
     summary = search(Inpainting(faces[0], many), settings, tmp_path)
     report = evaluate(Inpainting(many, many), tmp_path, read_config(tmp_path))
@@ -150,7 +150,7 @@ def test_training_learns_to_fill_holes(faces):
     pixels = torch.randint(256, (9, 3, 1, 1), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     plain = ImageSet(pixels.expand(9, 3, 16, 16).contiguous(), names=faces[0].names)
     values = base_values(search_space("cat", layers=3, widths=(8, 16)), depth=2, channels=16)
-    settings = InpaintingRetrainSettings(iterations=400, checkpoint_every=400, batch=8, mask="pixel", lr=0.01)
+    settings = InpaintingRetrainSettings(iterations=400, checkpoint_every=400, batch_size=8, mask="pixel", lr=0.01)
     job = TrainJob(Inpainting(plain, plain), settings, values)
     before = job.finish_epoch(Epoch())["test_psnr"]
     for number in range(400):

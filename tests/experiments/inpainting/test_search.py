@@ -26,7 +26,7 @@ from asng.runs import METRICS
 
 pytestmark = pytest.mark.long
 
-TINY = InpaintingSearchSettings(iterations=6, checkpoint_every=2, layers=3, widths=(2, 4), batch=2)
+TINY = InpaintingSearchSettings(iterations=6, checkpoint_every=2, layers=3, widths=(2, 4), batch_size=2)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def make_job(settings, faces):
 
 def test_the_defaults_are_the_papers():
     settings = InpaintingSearchSettings()
-    assert (settings.iterations, settings.batch, settings.layers, settings.lr) == (50_000, 16, 20, 0.025)
+    assert (settings.iterations, settings.batch_size, settings.layers, settings.lr) == (50_000, 16, 20, 0.025)
     assert (settings.population_size, settings.method, settings.encoding, settings.mask) == (2, "asng", "cat", "center")
 
 
@@ -196,7 +196,7 @@ def test_a_limit_below_the_smallest_architecture_is_refused(faces, tmp_path):
     [
         ({"iterations": 5}, "iterations must be a multiple of checkpoint_every, 2, got 5"),
         ({"layers": 1}, "layers must be at least 2, got 1"),
-        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message):
@@ -215,7 +215,7 @@ def test_where_there_are_fewer_faces_than_asked_for_all_are_used():
 
 
 def test_fewer_faces_are_used_from_all_over_their_order(faces):
-    job = make_job(settings_with(num_train_images=4, batch=2), faces)
+    job = make_job(settings_with(num_train_images=4, batch_size=2), faces)
     few = {tuple(image.flatten().tolist()) for face in faces[0].images[::3] for image in (face, face.flip(2))}
     for batches in (job.train_batches, job.valid_batches):
         for image in (batches(0)[0] * 255).round().byte():
