@@ -118,6 +118,7 @@ class OneShot:
         self._weights = WeightOptimizers(weight_optimizer, max_grad_norm, amp_dtype)
         self._parameters = self._weights.parameters
         self.device: torch.device = self._weights.device
+        _checks.check_device(self.device)
         self._groups = Groups(arch_optimizer._population_size, sync_batchnorm=sync_batchnorm)
         if sync_batchnorm and self._groups.are_shared:
             failures = ()  # other processes would wait for the statistics of a candidate that failed

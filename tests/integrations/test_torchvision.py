@@ -66,7 +66,7 @@ def test_a_resnet_of_torchvision_is_searched_under_a_limit(resnet):
 
 
 def test_the_widths_of_an_efficientnet_of_timm_become_decisions(timm):
-    class BatchNormAct2d(nas.ElasticLayer, timm.layers.BatchNormAct2d):  # type: ignore[misc, name-defined]
+    class BatchNormAct2d(nas.ElasticLayer, timm.layers.BatchNormAct2d):  # type: ignore[name-defined]
         torch_layer, elastic = timm.layers.BatchNormAct2d, ("num_features",)
 
         def active_tensors(self) -> dict[str, Any]:
