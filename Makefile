@@ -28,7 +28,7 @@ test-all: test  ## and those that are: whole searches and trainings, examples, b
 	$(PYTEST) -m long
 	$(MAKE) test-integrations test-kernels test-browser test-packaging docs
 
-test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna, Hugging Face's, Lightning, TensorBoard
+test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna, Hugging Face's, timm, Lightning, TensorBoard
 	$(PYTEST) tests/integrations
 
 test-kernels: .venv/installed-kernels  ## the Triton kernels in its interpreter, on the CPU
@@ -105,8 +105,11 @@ clean:
 	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,bench]'
 	touch $@
 
+# PyPI's torchvision is for a torch with CUDA; beside one for CPUs all that imports it if it is there, as Lightning does,
+# would fail. So it is apart from the rest, for tests that ask for it.
 .venv/installed-integrations: .venv/installed
 	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,dask,optuna,tensorboard]' transformers accelerate pytorch-lightning
+	$(INSTALL) --no-deps --upgrade --target .venv/models timm torchvision
 	touch $@
 
 # torch's builds for CUDA have brought the Triton that they need.

@@ -205,6 +205,22 @@ def check_parallel(paths: Mapping[nn.Module, str], *, sync_batchnorm: bool) -> N
             raise ValueError(f"sync_batchnorm does not reach {path or 'the model'}, a {kind}; {cure}, or leave it out")
 
 
+def check_device(device: torch.device) -> None:
+    """Raise ValueError for a model on another device than that on which NCCL communicates."""
+    if not _distributed.is_distributed() or torch.distributed.get_backend() != "nccl":
+        return
+    if device.type != "cuda":
+        raise ValueError(
+            f"the processes communicate by NCCL, from GPU to GPU, but the model is on {device}; move it to a GPU before"
+            " its optimizer is made, or use init_process_group('gloo')"
+        )
+    if device.index != torch.cuda.current_device():
+        raise ValueError(
+            f"the model is on {device}, but the current GPU of its process, on which NCCL communicates, is "
+            f"{torch.cuda.current_device()}; call torch.cuda.set_device({device.index}) before init_process_group"
+        )
+
+
 def check_decisions(space: dict[str, Variable]) -> dict[str, Variable]:
     """Return the space of a model; raises ValueError if it is empty."""
     if not space:

@@ -81,7 +81,7 @@ class Schedules:
         with warnings.catch_warnings():  # there may have been no step of the weights yet
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             for scheduler in self._schedulers:
-                _check_cycle(scheduler, scheduler.last_epoch + 1)
+                _check_cycle(scheduler, getattr(scheduler, "last_epoch", -1) + 1)  # ChainedScheduler counts nothing
                 if not isinstance(scheduler, ReduceLROnPlateau):
                     scheduler.step()
                 elif interval == "epoch" or not math.isnan(score):

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from asng._checks import check_int
 from asng.nas._devices import find_device, to_device
 from asng.nas._extract import StaticBuild
-from asng.nas._preserve import WeightsWritten, WriteGuard, preserve_rng
+from asng.nas._preserve import WeightsWritten, WriteGuard, preserve_rng, without_fast_path
 from asng.nas.supernet import Supernet, Values
 
 FASTEST, MAX_SPREAD = 3, 0.1  # a latency is the median of the three fastest runs, which agree within 10 %
@@ -139,16 +139,10 @@ class Flops(ForwardMeasure):
             return self._count(build.copy(), _FlopCounter(nn.Module()), device)
 
     def _count(self, network: nn.Module, counter: "_FlopCounter", device: torch.device) -> int:
-        mha = torch.backends.mha
-        fused = mha.get_fastpath_enabled()
-        mha.set_fastpath_enabled(False)  # for these kernels torch has no formulas
         network.eval()  # which returns None where a train() of the user's does
         args, kwargs = to_device((self.args, self.kwargs), device)
-        try:
-            with counter:
-                network(*args, **kwargs)
-        finally:
-            mha.set_fastpath_enabled(fused)
+        with without_fast_path(), counter:  # for whose kernels torch has no formulas
+            network(*args, **kwargs)
         return counter.total
 
     @property

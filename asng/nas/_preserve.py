@@ -248,3 +248,15 @@ def preserve_rng(supernet: "Supernet", device: torch.device | None = None) -> Ab
         devices |= {tensor.device for tensor in held if tensor is not None}
     numbers = {cuda.current_device() if d.index is None else d.index for d in devices if d.type == "cuda"}
     return torch.random.fork_rng(sorted(numbers))
+
+
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Let torch's attention run without its fused kernels, and its encoders without nested tensors."""
+    mha = torch.backends.mha
+    enabled = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        mha.set_fastpath_enabled(enabled)

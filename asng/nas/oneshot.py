@@ -20,7 +20,7 @@ from asng._checks import check_bool
 from asng.nas import _candidates, _checkpoints, _checks, _distributed
 from asng.nas._candidates import FAILED, FAILURES, Judge, LossFn, Numbers, Outcome, Step
 from asng.nas._distributed import Groups
-from asng.nas._preserve import restore_modes, set_training
+from asng.nas._preserve import restore_modes, set_training, without_fast_path
 from asng.nas._training import Training, WeightOptimizers
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
 from asng.nas.supernet import Supernet, Values
@@ -118,6 +118,7 @@ class OneShot:
         self._weights = WeightOptimizers(weight_optimizer, max_grad_norm, amp_dtype)
         self._parameters = self._weights.parameters
         self.device: torch.device = self._weights.device
+        _checks.check_device(self.device)
         self._groups = Groups(arch_optimizer._population_size, sync_batchnorm=sync_batchnorm)
         if sync_batchnorm and self._groups.are_shared:
             failures = ()  # other processes would wait for the statistics of a candidate that failed
@@ -295,7 +296,7 @@ class OneShot:
         """The outcomes of the candidates of this process."""
         outcomes: list[Outcome | None] = [None] * len(candidates)
         part, fraction = self._groups.take(batch)
-        with torch.no_grad(), self._groups.sync:
+        with torch.no_grad(), self._groups.sync, without_fast_path():  # a judge may call eval()
             for index in self._groups.own(len(candidates)):
                 outcome = self._failures.attempt(self._run_judge, candidates[index], part)
                 outcomes[index] = FAILED if outcome is None else outcome._replace(weight=fraction)

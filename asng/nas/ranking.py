@@ -16,7 +16,7 @@ from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, to_score
 from asng.nas._checks import check_batches, check_judge, check_module, unwrap
-from asng.nas._preserve import hold_in_training, preserve_state, set_training
+from asng.nas._preserve import hold_in_training, preserve_state, set_training, without_fast_path
 from asng.nas.limits import Limit, Measure, measure_all
 from asng.nas.oneshot import Batch, OneShot
 from asng.nas.recalibration import recalibrate
@@ -72,7 +72,7 @@ def score(
 def _score(
     supernet: Supernet, model: nn.Module, values: Values, batches: Iterable[Batch], judge: Judge, recalibrate_on: Any
 ) -> float:
-    with preserve_state(supernet), torch.no_grad():
+    with preserve_state(supernet), torch.no_grad(), without_fast_path():  # which knows no elastic layers
         supernet.select(values)
         try:
             if recalibrate_on is not None:

@@ -28,6 +28,7 @@ from asng.nas import (
     OneShot,
     Repeat,
     Width,
+    _distributed,
     extract,
     front,
     parameters,
@@ -306,6 +307,34 @@ def step_groups(rank, folder, kinds, device="cpu"):
             "metrics": [m.get("errors") for r in records for m in (*r.train_metrics, *r.valid_metrics)],
         }
     torch.save(results, Path(folder, f"rank{rank}.pt"))
+
+
+def communicate_alone(rank, folder, kinds, device="cpu"):
+    """Steps and a search in a group of one process, first without and then by all of their collectives."""
+    for together in (False, True):
+        _distributed.is_distributed = [lambda: False, lambda: True][together]
+        of_steps = Path(folder, f"together {together}")
+        of_steps.mkdir()
+        step_groups(rank, of_steps, copy.deepcopy(kinds), device)
+        torch.manual_seed(17)
+        model = normed_net(norm=True).to(device)
+        data = [(x.to(device), y.to(device)) for x, y in batches(6, 1, dtype=torch.double)]
+        found = search(model, data, data, cross_entropy, epochs=2, progress=False, checkpoint=of_steps / "search.pt")
+        ranked = [a.score for a in rerank(found, data, cross_entropy, k=3)]
+        torch.save({"history": [h["valid_loss"] for h in found.history], "ranked": ranked}, of_steps / "search")
+    group = SyncBatchNorm(dist.new_group([0]))
+    x = torch.randn(7, 3, 2, 5, dtype=torch.double, device=device)
+    plain = nn.BatchNorm2d(3).double().to(device)
+    synchronized = copy.deepcopy(plain)
+    of_plain, of_synchronized = (x.clone().requires_grad_() for _ in range(2))
+    plain(of_plain).square().mul(x).sum().backward()
+    with group:
+        synchronized(of_synchronized).square().mul(x).sum().backward()
+    torch.testing.assert_close(of_synchronized.grad, of_plain.grad)
+    torch.testing.assert_close(synchronized.state_dict(), plain.state_dict())
+    before = copy.deepcopy(plain.state_dict())
+    _distributed.broadcast_tensors(plain.state_dict().values())
+    torch.testing.assert_close(plain.state_dict(), before)
 
 
 def normalize_together(rank, folder):

@@ -91,11 +91,7 @@ def test_the_comparison_with_optuna_finds_a_network_within_the_limit(tmp_path, m
 
 
 @pytest.mark.filterwarnings("ignore:the search was too short")
-def test_a_model_of_timm_becomes_a_supernet_with_its_weights(tmp_path, monkeypatch):
-    try:
-        import timm  # type: ignore[import-not-found]
-    except (ImportError, RuntimeError) as error:  # the latter where torchvision is built for another torch
-        pytest.skip(f"timm cannot be imported: {error}")
+def test_a_model_of_timm_becomes_a_supernet_with_its_weights(tmp_path, monkeypatch, timm):
     names = run_recipe("timm", tmp_path, monkeypatch)
     vit, supernet, found = names["vit"].eval(), names["supernet"], names["result"]
     x = torch.randn(2, 3, 32, 32)

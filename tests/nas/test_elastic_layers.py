@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from asng import Integer, nas
+from asng import ASNG, Integer, nas
 from asng.nas import Value, extract, parameters, select, space_of
 from tests.helpers.captures import assert_same_steps
 from tests.helpers.elastic_sizes import odd, width
@@ -326,6 +326,42 @@ def test_torchs_fast_path_does_not_run_past_elastic_layers(searched):
     select(model.eval(), {"w": 2})
     with torch.no_grad():
         torch.testing.assert_close(model(x), extract(model)(x))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:the judge")
+@pytest.mark.parametrize("searched", ["feed-forward", "attention"])
+def test_an_encoder_of_torch_with_padding_is_scored_as_it_is_extracted(searched):
+    """In evaluation mode and without gradients it makes nested tensors, which elastic layers do not take."""
+    torch.manual_seed(0)
+    model: Any = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 4, 16, batch_first=True, dropout=0.0), 2)
+    for layer in model.layers:
+        if searched == "attention":
+            layer.self_attn = nas.MultiheadAttention.from_torch(layer.self_attn, num_heads=nas.Width("w", [2, 4]))
+        else:
+            hidden = nas.Width("w", [2, 16])
+            layer.linear1 = nas.Linear.from_torch(layer.linear1, out_features=hidden)
+            layer.linear2 = nas.Linear.from_torch(layer.linear2, in_features=hidden)
+    x, padding = torch.randn(2, 3, 8), torch.tensor([[False] * 3, [False, False, True]])
+
+    def loss_fn(model, batch):
+        return model(batch, src_key_padding_mask=padding)[~padding].square().mul(batch[~padding]).mean()
+
+    select(model, {"w": 2})
+    expected = loss_fn(extract(model).eval(), x).item()
+    assert nas.score(model, {"w": 2}, [x], loss_fn) == pytest.approx(expected)
+    judge = lambda model, batch: loss_fn(model.eval(), batch)  # noqa: E731
+    weight_optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    oneshot = nas.OneShot(model, ASNG(nas.space_of(model), seed=0), weight_optimizer, loss_fn, judge=judge)
+    step = oneshot.judge_step(x)
+    assert [score for c, score in zip(step.candidates, step.scores, strict=True) if c["w"] == 2] == pytest.approx(
+        [expected] * sum(c["w"] == 2 for c in step.candidates)
+    )
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"got a nested tensor, .* use_nested_tensor = False"):
+        loss_fn(model.eval(), x)
+    model.use_nested_tensor = False
+    with torch.no_grad():
+        assert loss_fn(model, x).item() == pytest.approx(expected)
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 @pytest.mark.usefixtures("nothing_compiled")

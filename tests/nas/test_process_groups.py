@@ -1,6 +1,7 @@
 """More processes than candidates: groups of them split the batch of one candidate each."""
 
 import copy
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +12,16 @@ from torch import nn
 
 from asng import fused
 from asng.nas import _distributed
+from asng.nas._checks import check_device
 from asng.nas._distributed import Groups
-from tests.helpers.processes import crowd, exit_code_of, normalize_together, search_together, step_groups
+from tests.helpers.processes import (
+    communicate_alone,
+    crowd,
+    exit_code_of,
+    normalize_together,
+    search_together,
+    step_groups,
+)
 from tests.helpers.searches import Net, make_oneshot, small_search
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
@@ -119,8 +128,31 @@ def test_four_processes_search_what_one_searches(tmp_path):
             torch.testing.assert_close(value, alone["weights"][name])
 
 
+NCCL = dist.is_nccl_available() and torch.cuda.is_available()
+NEEDS_NCCL = pytest.mark.skipif(not NCCL, reason="needs NCCL and a GPU")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not dist.is_nccl_available() or torch.cuda.device_count() < 4, reason="needs NCCL and four GPUs")
+@pytest.mark.parametrize(
+    ("backend", "device"), [("gloo", "cpu"), pytest.param("nccl", "cuda", marks=NEEDS_NCCL)], ids=["gloo", "nccl"]
+)
+def test_all_that_is_communicated_is_so_by_a_group_of_one(tmp_path, backend, device):
+    """One process, which communicates with itself: on one GPU NCCL takes no more."""
+    members = crowd(communicate_alone, tmp_path, KINDS, device, world_size=1, backend=backend)
+    assert [exit_code_of(member) for member in members] == [0], (tmp_path / "stderr0.txt").read_text()
+    alone, together = (torch.load(tmp_path / f"together {t}" / "rank0.pt", weights_only=True) for t in (False, True))
+    for kind in KINDS:
+        assert together[kind]["optimizer"]["state"] == alone[kind]["optimizer"]["state"]
+        torch.testing.assert_close(together[kind]["weights"], alone[kind]["weights"])
+        for name in ("train", "valid", "metrics"):
+            np.testing.assert_allclose(numbers(together[kind], name), numbers(alone[kind], name), rtol=1e-9)
+    alone, together = (torch.load(tmp_path / f"together {t}" / "search", weights_only=True) for t in (False, True))
+    assert together["history"] == pytest.approx(alone["history"])
+    assert together["ranked"] == pytest.approx(alone["ranked"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NCCL or torch.cuda.device_count() < 4, reason="needs NCCL and four GPUs")
 def test_groups_compute_the_same_with_nccl(tmp_path):
     alone, group = tmp_path / "alone", tmp_path / "group"
     for folder, size in ((alone, 1), (group, 4)):
@@ -221,3 +253,22 @@ def test_torchs_synchronized_norms_are_refused_in_several_processes(monkeypatch)
     monkeypatch.setattr(_distributed, "is_distributed", lambda: True)
     with pytest.raises(ValueError, match=r"blocks\.blocks\.0\.1 is a SyncBatchNorm, .* sync_batchnorm=True"):
         make_oneshot(model)
+
+
+@pytest.mark.parametrize(
+    ("current", "message"),
+    [
+        (None, r"by NCCL, from GPU to GPU, but the model is on cpu; move it .*, or use init_process_group\('gloo'\)"),
+        (0, r"on cuda:1, but the current GPU of its process, .*, is 0; call torch\.cuda\.set_device\(1\) before"),
+        (1, None),
+    ],
+)
+def test_nccl_takes_a_model_on_the_current_gpu_alone(monkeypatch, current, message):
+    monkeypatch.setattr(_distributed, "is_distributed", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    device = torch.device("cpu") if current is None else torch.device("cuda:1")
+    with nullcontext() if message is None else pytest.raises(ValueError, match=message):
+        check_device(device)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    check_device(device)

@@ -4,7 +4,16 @@ import math
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    ExponentialLR,
+    LinearLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
 
 from asng.nas import Limit
 from tests.helpers.searches import Net, batches, cross_entropy, interrupt_at, outcome, run_search, same
@@ -146,6 +155,39 @@ def test_a_schedule_in_steps_resumes_bit_for_bit(tmp_path, call):
     with pytest.raises(KeyboardInterrupt):
         one_cycle_search(tmp_path / "search.pt", interrupt_at(call))
     assert same(one_cycle_search(tmp_path / "search.pt"), whole)
+
+
+def warm_up(weights):
+    return SequentialLR(weights, [LinearLR(weights, 0.1, total_iters=3), ExponentialLR(weights, 0.5)], [3])
+
+
+def warm_up_times_decay(weights):
+    return ChainedScheduler([LinearLR(weights, 0.1, total_iters=3), ExponentialLR(weights, 0.5)])
+
+
+@pytest.mark.parametrize("make", [warm_up, warm_up_times_decay])
+def test_schedules_made_of_others_are_stepped_as_torch_steps_them(make):
+    weights = torch.optim.SGD([torch.zeros(1)], 0.1)
+    scheduler, expected = make(weights), []
+    for _ in range(10):
+        expected.append(weights.param_groups[0]["lr"])
+        weights.step()
+        scheduler.step()
+    assert lrs_of(make, scheduler_interval="step") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("make", [warm_up, warm_up_times_decay])
+def test_schedules_made_of_others_resume_bit_for_bit(tmp_path, make):
+    def search_with(checkpoint, loss_fn=cross_entropy):
+        torch.manual_seed(0)
+        model = Net()
+        weights = torch.optim.SGD(model.parameters(), 0.1)
+        options = {"lr_scheduler": make(weights), "weight_optimizer": weights, "scheduler_interval": "step"}
+        return outcome(model, run_search(model, loss_fn=loss_fn, epochs=2, checkpoint=checkpoint, **options))
+
+    with pytest.raises(KeyboardInterrupt):
+        search_with(tmp_path / "search.pt", interrupt_at(21))
+    assert same(search_with(tmp_path / "search.pt"), search_with(None))
 
 
 @pytest.mark.slow

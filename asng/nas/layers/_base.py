@@ -385,12 +385,17 @@ class ElasticLayer(Searchable):
 
         Raises:
             TypeError: The input is no tensor.
-            RuntimeError: It has another size.
+            RuntimeError: It has another size, or is a nested tensor.
         """
         if not isinstance(x, Tensor):
             raise TypeError(
                 f"{path_of(self)} takes a tensor, but got a {type(x).__name__}; is the batch unpacked before the model "
                 "is called?"
+            )
+        if x.is_nested:
+            raise RuntimeError(
+                f"{path_of(self)} got a nested tensor, as nn.TransformerEncoder makes it in evaluation mode; set "
+                "use_nested_tensor = False on the encoder"
             )
         if -x.dim() <= axis < x.dim():  # otherwise torch says what is wrong
             got = x.shape[axis]
