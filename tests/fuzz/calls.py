@@ -1,6 +1,7 @@
 """Calls of the public functions in which one argument is exchanged for a value that belongs elsewhere."""
 
 import copy
+import itertools
 import math
 import os
 from collections.abc import Callable
@@ -64,6 +65,18 @@ def tell(**given: Any) -> None:
     optimizer.tell(**{"candidates": optimizer.ask(2), "losses": [1.0, 2.0], **given})
 
 
+def minimize(**given: Any) -> None:
+    """As by a user who has seen enough after 20 evaluations, however many were asked for."""
+    count = itertools.count(1)
+
+    def interrupt(values: dict[str, Any]) -> Any:
+        if next(count) > 20:
+            raise KeyboardInterrupt
+        return values.get("n", 0)
+
+    asng.minimize(interrupt, progress=False, **given)
+
+
 Call = tuple[Callable[..., Any], dict[str, Any]]  # a function, and arguments that fit
 
 
@@ -120,10 +133,7 @@ def _of_core() -> dict[str, Call]:
         "ask": (lambda n: asng.ASNG(SPACE).ask(n), {"n": 2}),
         "tell": (tell, {"candidates": asng.ASNG(SPACE).ask(2), "losses": [1.0, 2.0], "active": None}),
         "load_state_dict": (lambda state: asng.ASNG(SPACE).load_state_dict(state), {"state": state}),
-        "minimize": (
-            lambda **given: asng.minimize(lambda values: values.get("n", 0), progress=False, **given),
-            {**black_box, "space": SPACE, "evaluations": 6},
-        ),
+        "minimize": (minimize, {**black_box, "space": SPACE, "evaluations": 6}),
     }
 
 
