@@ -179,6 +179,12 @@ def _of_models() -> dict[str, Call]:
         "to_json": (nas.to_json, {"values": VALUES}),
         "to_json of": (lambda value: nas.to_json({"v": value}), {"value": 3}),
         "nas.from_json": (nas.from_json, {"text": nas.to_json(VALUES), "space": nas.space_of(make_model())}),
+        "nas.export": (
+            lambda example, **given: nas.export(given.pop("model"), given.pop("folder"), example, **given),
+            {"model": nas.extract(make_model(), VALUES), "folder": "new", "example": BATCHES[0], "kwargs": None}
+            | {"values": VALUES, "formats": ["json"], "description": "A network."},
+        ),
+        "score": (lambda values: nas.score(make_model(), values, BATCHES, loss_fn), {"values": VALUES}),
         "fuse": (lambda model: fused.unfuse(fused.fuse(model)), {"model": make_model()}),
         "convert": (lambda model: nas.convert(model, lambda path, module: None), {"model": make_model()}),
     }
