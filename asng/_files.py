@@ -196,7 +196,10 @@ def atomic_write(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
         raise ValueError(f"{path} is no file but a folder or a device; give another path")
     temporary = _temporary(path)
     with explain_full_disk(path):
-        file, _ = _open_locked(temporary, "xb")
+        try:
+            file, _ = _open_locked(temporary, "xb")
+        except OSError as error:  # which names the temporary file
+            raise OSError(error.errno, error.strerror, str(path)) from None
         try:
             with file:
                 yield file

@@ -52,6 +52,29 @@ def ignore_signals() -> None:
 
 
 @contextmanager
+def exit_at_signals(code: int) -> Iterator[None]:
+    """End the process at once at Ctrl-C, SIGTERM and SIGHUP: while there is nothing to save, as during imports.
+
+    An exception out of the import of a library may leave it half made, so that the process dies of it at its exit.
+    """
+    ours = _ours()
+    for number in ours:
+        signal.signal(number, lambda number, frame: os._exit(code))
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, DEFAULTS[number])
+
+
+def _ours() -> list[int]:
+    """The signals that a block may handle: none outside of the main thread, nor those that the caller handles."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [number for number, default in DEFAULTS.items() if signal.getsignal(number) in (default, signal.SIG_DFL)]
+
+
+@contextmanager
 def hold_signals() -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and SIGHUP wait until the end of the block, where the first of them is sent again.
 
@@ -82,12 +105,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
     Only in the main thread. Processes forked inside the block handle the signals as usual. A KeyboardInterrupt that
     Python drops, as in the callbacks that clean up after imports, is raised again a moment later.
     """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    ours = [
-        number
-        for number, default in DEFAULTS.items()
-        if in_main_thread and signal.getsignal(number) in (default, signal.SIG_DFL)
-    ]
+    ours = _ours()
     process, begin, report_dropped = os.getpid(), time.monotonic(), sys.unraisablehook
 
     def interrupt(number: int, frame: Any) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar, get_type_hints
 from asng import __version__
 from asng._checks import did_you_mean
 from asng._files import Lock, atomic_write, differences, explain_full_disk, make_folder_for
-from asng._untrusted import mismatch, read_bytes, read_json, read_json_lines
+from asng._untrusted import mismatch, read_bytes, read_json, read_json_lines, shorten
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.jsonl"
@@ -181,7 +181,7 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
         raise ValueError(f"{folder} is no run: it has no {CONFIG}{inside}")
     config: dict[str, Any] = read_json(path, "delete the folder, or use another", dict[str, Any])
     if experiment is not None and config.get("experiment") != experiment:
-        raise ValueError(f"{folder} is no run of {experiment}: its {CONFIG} says {config.get('experiment')!r}")
+        raise ValueError(f"{folder} is no run of {experiment}: its {CONFIG} says {shorten(config.get('experiment'))}")
     if needs is not None and not (folder / needs).is_file():
         raise ValueError(f"there is no {folder / needs} yet; let the run get that far: the same command continues it")
     return config

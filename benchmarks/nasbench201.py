@@ -88,7 +88,7 @@ class Table:
 @lru_cache(maxsize=1)
 def load_table(path: Path) -> Table:
     try:
-        with np.load(path) as file:
+        with np.load(path, allow_pickle=False) as file:
             code, valid, test = file["code"].astype(int), file["val"].astype(float), file["test"].astype(float)
         order = np.lexsort(code.T[::-1])
         shape = (int(code.max()) + 1,) * code.shape[1]

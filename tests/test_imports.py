@@ -28,7 +28,7 @@ CHAIN = ["cli", "experiments", "nas", *CORE]
 MAY_IMPORT = {room: set(CHAIN[position:]) for position, room in enumerate(CHAIN)}
 MAY_IMPORT["cli"] |= {"_signals", "report", "runs", "integrations", "asng"}
 MAY_IMPORT["experiments"] |= {"_signals", "runs", "fused", "asng"}
-MAY_IMPORT["integrations"] = {"integrations", *CORE}
+MAY_IMPORT["integrations"] = {"integrations", "_files", "_untrusted", *CORE}
 MAY_IMPORT["_html"] |= {"_untrusted"}
 MAY_IMPORT["report"] = {
     "report",

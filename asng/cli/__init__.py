@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from asng import __version__
 from asng._checks import did_you_mean
-from asng._signals import ignore_signals, sigterm_as_interrupt
+from asng._signals import exit_at_signals, ignore_signals, sigterm_as_interrupt
 from asng._untrusted import printable
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130  # the last one is what a shell reports for Ctrl-C
@@ -96,9 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="backslashreplace")  # whatever a name holds, and the terminal cannot show
     try:
         if command in commands():
-            with sigterm_as_interrupt(), warnings.catch_warnings():
+            with warnings.catch_warnings():
                 warnings.showwarning = show_own_warning
-                function_of(command)(arguments[len(command.split()) :])
+                with exit_at_signals(INTERRUPTED):
+                    function = function_of(command)
+                with sigterm_as_interrupt():
+                    function(arguments[len(command.split()) :])
         elif arguments[:1] == ["--version"]:
             print(f"asng {__version__}")
         elif arguments[:1] == ["--print-completion"]:

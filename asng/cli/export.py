@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 from typing import Literal
 
 from asng import nas
+from asng._untrusted import shorten
 from asng.cli import EXPERIMENTS, Images
 from asng.cli.flags import parse_command
 from asng.cli.terminal import OutputFlags, command_progress_bar, output_of, print_lines
@@ -71,4 +72,6 @@ def load_run(folder: Path, data: Path | None) -> Exportable:
     if name == "digits":
         return load_digits_run(folder)
     known = ", ".join(known for known, each in EXPERIMENTS.items() if isinstance(each, Images))
-    raise ValueError(f"{folder} is a run of {name!r}, which has no network; asng export takes {known} and digits")
+    raise ValueError(
+        f"{folder} is a run of {shorten(name)}, which has no network; asng export takes {known} and digits"
+    )

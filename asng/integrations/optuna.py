@@ -80,8 +80,7 @@ class ASNGSampler(BaseSampler):
             raise ValueError(
                 f"independent_sampler must be a sampler of Optuna, such as RandomSampler(), got {independent_sampler!r}"
             )
-        if seed is not None:
-            check_int(seed, "seed", min=0)
+        seed = None if seed is None else check_int(seed, "seed", min=0)
         self._independent_sampler = independent_sampler
         self._entropy: Any = np.random.SeedSequence(seed).entropy
         self._lock = threading.Lock()  # `n_jobs` threads share the sampler

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from asng._files import as_path
 from asng._html import is_normal
+from asng._untrusted import printable
 
 
 class TensorBoard:
@@ -19,6 +21,7 @@ class TensorBoard:
         folder: Where the event files go, such as `runs/mine/tensorboard`; it is made.
 
     Raises:
+        ValueError: The folder is no path, or not one of UTF-8, which TensorBoard needs.
         ImportError: tensorboard is not installed.
 
     Example:
@@ -31,7 +34,11 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError(f"{error}; TensorBoard needs pip install 'asng[tensorboard]'") from None
-        self._make_writer, self._folder = SummaryWriter, Path(folder)
+        self._make_writer, self._folder = SummaryWriter, as_path(folder, "folder")
+        try:
+            str(self._folder).encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"TensorBoard writes to no folder like {self._folder}; give it a name in UTF-8") from None
         self._writer: Any = None
         self._shown = ""  # the newest architecture
 
@@ -43,7 +50,7 @@ class TensorBoard:
         if self._writer is None:  # what a killed process wrote of this step and later ones is hidden
             self._writer = self._make_writer(str(self._folder), purge_step=step)
         for name, number in _scalars(record).items():
-            self._writer.add_scalar(name, number, step)
+            self._writer.add_scalar(printable(name), number, step)
         likely = _most_likely(record.get("distribution") or {})
         if likely and likely != self._shown:
             self._writer.add_text("architecture", likely, step)
@@ -81,6 +88,7 @@ def _most_likely(distribution: Mapping[str, Mapping[str, Any]]) -> str:
             rows.append((name, f"{parameters['mean']:.4g}"))
         elif all(map(_is_number, parameters.values())):
             rows.append((name, max(parameters, key=lambda choice: parameters[choice])))
+    cells = [[printable(cell).replace("|", r"\|") for cell in row] for row in rows]
     return (
-        "\n".join(f"| {' | '.join(row)} |" for row in (("decision", "choice"), ("---", "---"), *rows)) if rows else ""
+        "\n".join(f"| {' | '.join(row)} |" for row in (("decision", "choice"), ("---", "---"), *cells)) if rows else ""
     )

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from asng import __version__, fused
-from asng._files import atomic_write, make_folder_for
+from asng._files import as_path, atomic_write, make_folder_for
+from asng._untrusted import shorten
 from asng.nas._checkpoints import short_reason
 from asng.nas._checks import check_module, unwrap
 from asng.nas._devices import map_leaves
@@ -84,11 +85,15 @@ def export(
             f"the model has decisions ({', '.join(names[:5])}); export what nas.extract(model, values) returns"
         )
     chosen = _check_formats(formats, values)
-    paths = {name: Path(folder) / FILES[name] for name in chosen}
+    paths = {name: as_path(folder, "folder") / FILES[name] for name in chosen}
     for path in paths.values():
         if path.exists() or path.is_symlink():
             raise ValueError(f"{path} exists already and is not overwritten; choose another folder, or remove it")
     network: nn.Module = fused.unfuse(copy.deepcopy(unwrap(model))).cpu().float().eval()
+    if not isinstance(kwargs, Mapping | None):
+        raise ValueError(f"kwargs must be a dict of example inputs, got {shorten(kwargs)}")
+    if not isinstance(description, str):
+        raise ValueError(f"description must be text, got {shorten(description)}")
     inputs = _to_inputs(args, kwargs or {})
     contents = _Contents(network, inputs, values, description, "python" in chosen)
     made = {name: getattr(contents, f"to_{name}")() for name in chosen}
@@ -101,11 +106,14 @@ def export(
 
 def _check_formats(formats: Collection[str] | None, values: Values | None) -> list[str]:
     """The formats in their order, with those that they need; raises as `export` does."""
-    if isinstance(formats, str):
-        raise ValueError(f"formats must be a list, got {formats!r}; give [{formats!r}]")
-    wanted = set(FILES if formats is None else formats) - ({"json"} if formats is None and values is None else set())
-    if not wanted or (unknown := sorted(wanted - FILES.keys())):
-        raise ValueError(f"formats are some of {', '.join(FILES)}, got {unknown[0] if wanted else formats!r}")
+    if formats is not None and not isinstance(formats, (list, tuple, set, frozenset)):
+        cure = f"; give [{formats!r}]" if isinstance(formats, str) else ""
+        raise ValueError(f"formats must be a list, got {shorten(formats)}{cure}")
+    given = [name for name in FILES if name != "json" or values is not None] if formats is None else list(formats)
+    unknown = [name for name in given if not isinstance(name, str) or name not in FILES]
+    if not given or unknown:
+        raise ValueError(f"formats are some of {', '.join(FILES)}, got {shorten(unknown[0] if unknown else formats)}")
+    wanted = set(given)
     if "json" in wanted and values is None:
         raise ValueError("the format json is the architecture; give its values, or leave the format out")
     if "python" in wanted:

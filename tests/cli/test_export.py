@@ -163,6 +163,7 @@ def test_the_help_explains_all_flags_with_examples():
         ({"experiment": "digits", "kind": "tune"}, "is an asng digits tune; asng export takes asng digits search"),
         ({"experiment": "cifar10", "kind": "search"}, "checkpoint.pt yet; let the run get that far"),
         ({"experiment": ["digits"]}, "which has no network"),
+        ({"experiment": "9" * 5000}, "999..., which has no network"),
         ({"experiment": "digits", "kind": "search"}, "without the setting"),
     ],
 )

@@ -100,7 +100,7 @@ def test_a_package_that_is_missing_is_one_line_with_the_cure(words, missing, tmp
 
 @pytest.mark.parametrize("number", DEFAULTS)
 def test_a_signal_anywhere_is_exit_code_130_without_a_traceback(monkeypatch, number):
-    monkeypatch.setattr(cli, "import_module", lambda name: os.kill(os.getpid(), number))
+    monkeypatch.setattr(cli, "function_of", lambda command: lambda words: os.kill(os.getpid(), number))
     done = run("toy", "sweep")
     assert (done.code, done.out, done.err) == (130, "", "")
 
@@ -126,6 +126,51 @@ def test_ctrl_c_where_python_drops_exceptions_of_imports_ends_the_command(after,
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
     assert list(tmp_path.iterdir()) == []
+
+
+SIGNAL_IN_AN_IMPORT = """
+import os
+from asng import cli
+
+def import_module(name):
+    try:
+        os.kill(os.getpid(), {number})
+    finally:
+        print("an exception went through the import of a library")
+
+cli.import_module = import_module
+cli.main(["toy", "sweep"])
+"""
+
+
+@pytest.mark.parametrize("number", DEFAULTS)
+def test_a_signal_during_imports_ends_the_command_without_an_exception(number):
+    command = [sys.executable, "-c", SIGNAL_IN_AN_IMPORT.format(number=int(number))]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+SIGNAL_AT_THE_EXIT = """
+import _asng_command, os, signal, threading, time
+from asng import cli
+
+def interrupt_later():
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(20)
+
+def main():
+    threading.Thread(target=interrupt_later).start()  # for which the exit waits
+    raise SystemExit(130)
+
+cli.main = main
+_asng_command.main()
+"""
+
+
+def test_another_ctrl_c_during_the_exit_ends_it_without_a_traceback():
+    done = subprocess.run([sys.executable, "-c", SIGNAL_AT_THE_EXIT], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 # Bars

@@ -1,6 +1,7 @@
 """Calls of the public functions in which one argument is exchanged for a value that belongs elsewhere."""
 
 import copy
+import itertools
 import math
 import os
 from collections.abc import Callable
@@ -64,6 +65,18 @@ def tell(**given: Any) -> None:
     optimizer.tell(**{"candidates": optimizer.ask(2), "losses": [1.0, 2.0], **given})
 
 
+def minimize(**given: Any) -> None:
+    """As by a user who has seen enough after 20 evaluations, however many were asked for."""
+    count = itertools.count(1)
+
+    def interrupt(values: dict[str, Any]) -> Any:
+        if next(count) > 20:
+            raise KeyboardInterrupt
+        return values.get("n", 0)
+
+    asng.minimize(interrupt, progress=False, **given)
+
+
 Call = tuple[Callable[..., Any], dict[str, Any]]  # a function, and arguments that fit
 
 
@@ -120,10 +133,7 @@ def _of_core() -> dict[str, Call]:
         "ask": (lambda n: asng.ASNG(SPACE).ask(n), {"n": 2}),
         "tell": (tell, {"candidates": asng.ASNG(SPACE).ask(2), "losses": [1.0, 2.0], "active": None}),
         "load_state_dict": (lambda state: asng.ASNG(SPACE).load_state_dict(state), {"state": state}),
-        "minimize": (
-            lambda **given: asng.minimize(lambda values: values.get("n", 0), progress=False, **given),
-            {**black_box, "space": SPACE, "evaluations": 6},
-        ),
+        "minimize": (minimize, {**black_box, "space": SPACE, "evaluations": 6}),
     }
 
 
@@ -169,6 +179,12 @@ def _of_models() -> dict[str, Call]:
         "to_json": (nas.to_json, {"values": VALUES}),
         "to_json of": (lambda value: nas.to_json({"v": value}), {"value": 3}),
         "nas.from_json": (nas.from_json, {"text": nas.to_json(VALUES), "space": nas.space_of(make_model())}),
+        "nas.export": (
+            lambda example, **given: nas.export(given.pop("model"), given.pop("folder"), example, **given),
+            {"model": nas.extract(make_model(), VALUES), "folder": "new", "example": BATCHES[0], "kwargs": None}
+            | {"values": VALUES, "formats": ["json"], "description": "A network."},
+        ),
+        "score": (lambda values: nas.score(make_model(), values, BATCHES, loss_fn), {"values": VALUES}),
         "fuse": (lambda model: fused.unfuse(fused.fuse(model)), {"model": make_model()}),
         "convert": (lambda model: nas.convert(model, lambda path, module: None), {"model": make_model()}),
     }

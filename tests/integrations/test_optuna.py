@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 optuna = pytest.importorskip("optuna", minversion="5")
 from optuna.testing.pytest_samplers import (  # noqa: E402
@@ -92,7 +93,8 @@ def test_maximization_is_minimization_of_the_negative():
 
 
 def test_the_same_seed_gives_the_same_trials():
-    first, second, other = (optimize(mixed, 40, ASNGSampler(seed=seed)) for seed in (3, 3, 4))
+    seeds: tuple[Any, ...] = (3, torch.tensor(3), 4)
+    first, second, other = (optimize(mixed, 40, ASNGSampler(seed=seed)) for seed in seeds)
     assert params_of(first) == params_of(second) != params_of(other)
 
 

@@ -93,6 +93,21 @@ def test_a_step_is_passed_over_and_nothing_ends_the_search(tmp_path):
     assert math.isnan(values_of(events_of(tmp_path / "log"), "train_loss")[0][1])
 
 
+def test_names_of_any_kind_are_written_as_one_line_of_a_table(tmp_path):
+    logger = TensorBoard(tmp_path)
+    logger({"epoch": 1, "distribution": {"a\udcff\n": {"x|y\x1b[2J": 0.75, "z": 0.25}}})
+    logger.close()
+    log = events_of(tmp_path)
+    assert r"| a\udcff\n | x\|y\x1b[2J |" in texts_of(log)[0][1].splitlines()
+    assert r"probability/a\udcff\n/x|y\x1b[2J" in log.Tags()["scalars"]
+
+
+@pytest.mark.parametrize("folder", [5, None, "run\udcff"])
+def test_a_folder_that_tensorboard_cannot_write_is_refused_at_once(folder):
+    with pytest.raises(ValueError, match=r"folder must be a path|writes to no folder like run\udcff; give it a name"):
+        TensorBoard(folder)
+
+
 def test_without_the_package_the_cure_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match=r"pip install 'asng\[tensorboard\]'"):
