@@ -404,7 +404,7 @@ class BlackBox:
 def elites_of(optimizer: Optimizer, noisy: bool) -> tuple[int, int]:
     """How many of the best of how many last populations are ranked with the next one."""
     if isinstance(optimizer, CovarianceASNG):
-        return 0, 0  # numbers would go on following a draw that is told again, and their spread stay wide
+        return 0, 1  # numbers would go on following a draw that is told again, and their spread stay wide
     return (NOISY_ELITES, NOISY_ELITE_AGE) if noisy else (ELITES, ELITE_AGE)
 
 

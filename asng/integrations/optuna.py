@@ -184,11 +184,8 @@ class ASNGSampler(BaseSampler):
     def _tell(self, optimizer: Optimizer, sign: int) -> None:
         """Tell a population, with the best trials of the last ones: raw draws, ranks and active parameters."""
         elites, age = elites_of(optimizer, self._noisy)
-        recent = [
-            t
-            for t in self._told[-age * optimizer.population_size :]
-            if all(t.params != o.params for o in self._population)
-        ]
+        params = [trial.params for trial in self._population]
+        recent = [trial for trial in self._told[-age * optimizer.population_size :] if trial.params not in params]
         trials = self._population + sorted(recent, key=lambda trial: _rank_key(trial, sign))[:elites]
         keys = [_rank_key(trial, sign) for trial in trials]
         order = sorted(set(keys))
@@ -196,12 +193,10 @@ class ASNGSampler(BaseSampler):
         for trial in trials:
             x = optimizer._family.mode(optimizer.theta)  # where a parameter is not active
             found = {name: parameter.x_of(trial, name) for name, parameter in self._parameters.items()}
-            drawn = trial.system_attrs.get(KEY, {})
-            known = {name: drawn.get(name) if draw is None else draw for name, draw in found.items()}
-            is_known = [draw is not None for draw in known.values()]
-            x[is_known] = [draw for draw in known.values() if draw is not None]
+            draws = {name: draw for name, draw in found.items() if draw is not None}
+            x[[name in draws for name in found]] = list(draws.values())
             candidates.append(Candidate({}, x))
-            active.append({name for name, draw in found.items() if draw is not None})
+            active.append(set(draws))
         optimizer.tell(candidates, [order.index(key) for key in keys], active=active)
         self._told += self._population
         self._population = []
