@@ -151,9 +151,9 @@ class Optimizer(ABC):
     def _update(self, x: Array, losses: list[float], active: Array | None) -> Any:
         """The state after an update from draws x (lambda, variables), their losses and the mask of active variables."""
 
-    def _sample(self, n: int) -> Array:
+    def _sample(self, n: int, generator: np.random.Generator) -> Array:
         """Raw draws (n, variables)."""
-        return self._family.sample(self._state[0], n, self._generator)
+        return self._family.sample(self._state[0], n, generator)
 
     def ask(self, n: int | None = None) -> list[Candidate]:
         """Draw candidates. Asking is free: nothing is pending afterwards.
@@ -168,7 +168,7 @@ class Optimizer(ABC):
             ValueError: n is no such integer.
         """
         n = self.population_size if n is None else check_int(n, "n", min=1, max=MAX_CANDIDATES)
-        x = self._sample(n)
+        x = self._sample(n, self._generator)
         x.setflags(write=False)
         return list(map(Candidate, self._space.decode(x), x))
 

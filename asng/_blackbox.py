@@ -22,7 +22,6 @@ Limits = Sequence[Callable[[dict[str, Any]], Any]]
 Violation = tuple[int, float]  # limits not reached, violation of the first violated one
 FEASIBLE: Violation = (0, 0.0)
 WORST_LOSS = 1e300  # told for infeasible candidates, which rank behind all finite losses
-ALPHA, NOISY_ALPHA = 1.1, 1.5  # of ASNG: steps of choices are longer where no noise would drive them back and forth
 ELITES, ELITE_AGE = 1, 20  # how many of the best of the last populations are ranked with the next one
 NOISY_ELITES, NOISY_ELITE_AGE = 2, 5  # the same where losses are noisy
 MAX_RESTART_SIZE = 1000  # the population of restarts: doubled without end, it would only draw
@@ -122,9 +121,7 @@ class BlackBox:
         self._queue: deque[Candidate] = deque()
         self.trials: dict[Trial, list[Candidate]] = {}  # in flight, with candidates of the same values
         self._judged: list[Judged] = []
-        self._elites, self._elite_age = (NOISY_ELITES, NOISY_ELITE_AGE) if noisy else (ELITES, ELITE_AGE)
-        if isinstance(self.optimizer, CovarianceASNG):
-            self._elites = 0  # numbers would go on following a draw that is told again, and their spread stay wide
+        self._elites, self._elite_age = elites_of(self.optimizer, noisy)
         self._stale = self._barren = self._settled = 0
         self._started_before = self._told_before = 0  # evaluations started and ended at the last tell
         self._first = 0  # evaluations before the last restart
@@ -134,8 +131,8 @@ class BlackBox:
     def _make_optimizer(self, start: int) -> Optimizer:
         seed = self._seed_of(start) if start else self._seed
         size = min(self.population_size * 2**start, max(self.population_size, MAX_RESTART_SIZE))
-        alpha = NOISY_ALPHA if self._noisy else ALPHA
-        return black_box_optimizer(self._variables, population_size=size, alpha=alpha, initial=self._initial, seed=seed)
+        settings: dict[str, Any] = {"population_size": size, "initial": self._initial, "seed": seed}
+        return black_box_optimizer(self._variables, noisy=self._noisy, **settings)
 
     def _seed_of(self, start: int) -> np.random.SeedSequence:
         return np.random.SeedSequence(self._entropy, spawn_key=(*self._spawn_key, start))
@@ -402,6 +399,13 @@ class BlackBox:
     def _candidate(self, x: Sequence[float] | Array) -> Candidate:
         draw = np.array(x, dtype=float)
         return Candidate(self._space.decode(draw[None])[0], draw)
+
+
+def elites_of(optimizer: Optimizer, noisy: bool) -> tuple[int, int]:
+    """How many of the best of how many last populations are ranked with the next one."""
+    if isinstance(optimizer, CovarianceASNG):
+        return 0, 1  # numbers would go on following a draw that is told again, and their spread stay wide
+    return (NOISY_ELITES, NOISY_ELITE_AGE) if noisy else (ELITES, ELITE_AGE)
 
 
 def _limit_name(limit: Any) -> str:

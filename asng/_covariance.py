@@ -14,7 +14,9 @@ from asng.optimizer import ASNG, ASNGState, asng_init, asng_update, share_by_ran
 from asng.space import Variable, family_of
 
 DELTA_INIT = 1.0  # of ASNG
-INITIAL_SPREAD = 0.3  # standard deviations to start with, as shares of half the range
+ALPHA, NOISY_ALPHA = 1.1, 1.5  # of ASNG: steps of choices are longer where no noise would drive them back and forth
+INITIAL_SPREAD, NOISY_SPREAD = 0.3, 0.2  # standard deviations to start with, as shares of half the range
+MEAN_RATE, NOISY_MEAN_RATE = 1.0, 0.5  # of CMA-ES: shorter steps of the mean average noise over more populations
 BEYOND = 0.5  # standard deviations that draws lie beyond a bound at most
 MIN_EIGENVALUE = 1e-12  # of correlations
 MAX_BETA = 1 / 6  # where there are numbers
@@ -98,7 +100,7 @@ def cma_update(state: CovarianceState, step: Array, y: Array, weights: Array, ra
 
 
 class CovarianceASNG(Optimizer):
-    """Choices move as in ASNG, numbers by CMA-ES; both are ranked by the same losses.
+    """Choices move as in ASNG, numbers by CMA-ES; both are ranked by the same losses, which may be `noisy`.
 
     `active` is for choices; numbers learn from all candidates.
 
@@ -108,8 +110,10 @@ class CovarianceASNG(Optimizer):
 
     _state: CovarianceState
 
-    def __init__(self, space: Mapping[str, Variable], *, alpha: float = 1.5, **settings: Any) -> None:
-        self._alpha = alpha  # of choices
+    def __init__(self, space: Mapping[str, Variable], *, noisy: bool = False, **settings: Any) -> None:
+        self._alpha, self._initial_spread, self._mean_rate = ALPHA, INITIAL_SPREAD, MEAN_RATE
+        if noisy:
+            self._alpha, self._initial_spread, self._mean_rate = NOISY_ALPHA, NOISY_SPREAD, NOISY_MEAN_RATE
         super().__init__(space, **settings)
 
     def _initial_state(self, theta: Array) -> CovarianceState:
@@ -122,7 +126,7 @@ class CovarianceASNG(Optimizer):
         mean, var = normal._mean_and_var(theta[self._own])
         initial: Any = self._origin["initial"]
         is_given = np.array([self._space.names[column] in initial for column in self._columns])
-        var = np.where(is_given, var, np.maximum(INITIAL_SPREAD**2 * var, normal._var_min))
+        var = np.where(is_given, var, np.maximum(self._initial_spread**2 * var, normal._var_min))
         theta = theta.copy()
         theta[self._own] = np.concatenate((mean, mean * mean + var))
         path, gamma, divisor = np.zeros(0), 0.0, 1.0
@@ -131,8 +135,8 @@ class CovarianceASNG(Optimizer):
         n = len(mean)
         return CovarianceState(theta, path, gamma, divisor, np.diag(var), np.zeros(n), np.zeros(n))
 
-    def _sample(self, n: int) -> Array:
-        x = super()._sample(n)
+    def _sample(self, n: int, generator: np.random.Generator) -> Array:
+        x = super()._sample(n, generator)
         mean, var = self._normal._mean_and_var(self._state.theta[self._own])
         white = (x[:, self._columns] - mean) / np.sqrt(var)
         values, vectors = eigen(self._state.covariance)
@@ -159,7 +163,7 @@ class CovarianceASNG(Optimizer):
         weights = rank_weights(rates.weights, finite)
         step = np.clip(np.maximum(weights, 0) @ y, low, high)
         state = cma_update(state, step, y, weights, rates)
-        mean, var = mean + step, np.diagonal(state.covariance)
+        mean, var = mean + self._mean_rate * step, np.diagonal(state.covariance)
         theta[self._own] = self._normal.project(np.concatenate((mean, mean * mean + var)))
         scale = np.sqrt(self._normal._mean_and_var(theta[self._own])[1] / var)  # the bounds of standard deviations
         state = state._replace(theta=theta, covariance=state.covariance * scale * scale[:, None])
@@ -180,7 +184,7 @@ def eigen(covariance: Array) -> tuple[Array, Array]:
     return np.maximum(values, MIN_EIGENVALUE * float(std.max()) ** 2), vectors
 
 
-def black_box_optimizer(space: Mapping[str, Variable], **settings: Any) -> Optimizer:
+def black_box_optimizer(space: Mapping[str, Variable], *, noisy: bool = False, **settings: Any) -> Optimizer:
     """ASNG for choices alone; with covariances for up to MAX_NUMBERS numbers, and independent numbers beyond that.
 
     Independent are also those beside a family of the user's own, and wide ranges of integers, for which float64 does
@@ -190,8 +194,8 @@ def black_box_optimizer(space: Mapping[str, Variable], **settings: Any) -> Optim
     numbers = [part for part in marginals if isinstance(part, Bounds)]
     is_wide = any(max(abs(part.low), abs(part.high)) > MAX_PRECISION * part.std_min for part in numbers)
     if not 0 < len(numbers) <= MAX_NUMBERS or is_wide or any(isinstance(part, Family) for part in marginals):
-        return capped_asng(space, **settings)
-    return CovarianceASNG(space, **settings)
+        return capped_asng(space, alpha=NOISY_ALPHA if noisy else ALPHA, **settings)
+    return CovarianceASNG(space, noisy=noisy, **settings)
 
 
 def capped_asng(space: Mapping[str, Variable], **settings: Any) -> ASNG:

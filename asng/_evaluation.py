@@ -6,6 +6,9 @@ from collections import deque
 from collections.abc import Callable, Hashable, Set
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from traceback import clear_frames
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -15,6 +18,7 @@ Values = dict[str, Any]
 TrialT = TypeVar("TrialT", bound=Hashable)
 MAX_TEXT = 200  # characters of an error
 MIN_POLL, MAX_POLL = 0.01, 3600.0  # seconds between two looks at running evaluations
+MAX_START = 120.0  # seconds that a process may take to start and import the function, besides the timeout
 
 
 class CallResult(NamedTuple):
@@ -101,8 +105,9 @@ class Flight(Generic[TrialT]):
 
     trial: TrialT
     values: Values
-    submitted: float
+    submitted: float = 0.0
     started: float | None = None  # when it was first seen running; some executors never say
+    sign: Path | None = None  # a file that a process leaves when it begins
 
 
 class InExecutor(Evaluator[TrialT]):
@@ -112,7 +117,8 @@ class InExecutor(Evaluator[TrialT]):
     evaluations in flight are repeated one at a time, so that only the one that breaks the new pool, too, fails.
 
     The time of an evaluation counts from when it is seen running. Where an executor does not say what runs, it counts
-    from the last end of any evaluation, and only the oldest one is given up.
+    from the last end of any evaluation, and only the oldest one is given up. A pool of processes calls running what
+    waits for a process to start, so its processes leave a file when they begin an evaluation.
     """
 
     def __init__(self, f: Callable[[Values], Any], executor: Executor, *, slots: int, timeout: float) -> None:
@@ -127,6 +133,9 @@ class InExecutor(Evaluator[TrialT]):
         self._last_sign = time.monotonic()  # of life: when an evaluation ended
         self._replaced = False
         self._lost: ExecutorLost | None = None
+        is_limited = timeout < math.inf and _is_process_pool(executor)
+        self._signs = TemporaryDirectory(prefix="asng-") if is_limited else None
+        self._sign_names = map(str, count())
 
     def has_room(self) -> bool:
         if self._suspects or self._isolating:
@@ -139,7 +148,7 @@ class InExecutor(Evaluator[TrialT]):
         return self._lost is None and len(self._flights) + len(self._hung) < self._slots
 
     def submit(self, trial: TrialT, values: Values) -> None:
-        self._start(Flight(trial, values, 0.0))
+        self._start(Flight(trial, values))
 
     def wait(self) -> list[tuple[TrialT, CallResult]]:
         while True:
@@ -161,15 +170,21 @@ class InExecutor(Evaluator[TrialT]):
             future.cancel()
         if self._replaced:
             self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._signs is not None:
+            self._signs.cleanup()
 
     def _start(self, flight: Flight[TrialT]) -> None:
+        call: tuple[Any, ...] = (self._f, flight.values)
+        if self._signs is not None:
+            flight.sign = Path(self._signs.name, next(self._sign_names))
+            call = (_leave_sign_and_call, flight.sign, *call)
         try:
-            future = self._executor.submit(self._f, flight.values)
+            future = self._executor.submit(*call)
         except BrokenExecutor as error:  # a worker died between two evaluations
             self._replace_executor(error)
             if self._lost is not None:
                 raise self._lost from error
-            future = self._executor.submit(self._f, flight.values)
+            future = self._executor.submit(*call)
         except RuntimeError as error:  # it was shut down
             raise ExecutorLost(str(error)) from error
         except Exception as error:  # some executors serialize at once
@@ -205,7 +220,7 @@ class InExecutor(Evaluator[TrialT]):
         """The outcomes of evaluations that have run for too long."""
         now = time.monotonic()
         for future, flight in self._flights.items():
-            if flight.started is None and future.running():
+            if flight.started is None and (future.running() if flight.sign is None else flight.sign.exists()):
                 flight.started = now
         past = [future for future, flight in self._flights.items() if now > self._deadline(flight)]
         late = [future for future in past if self._flights[future].started is not None] or past[:1]  # or the oldest
@@ -222,8 +237,9 @@ class InExecutor(Evaluator[TrialT]):
         return done
 
     def _deadline(self, flight: Flight[TrialT]) -> float:
-        begin = max(flight.submitted, self._last_sign) if flight.started is None else flight.started
-        return begin + self._timeout
+        if flight.started is not None:
+            return flight.started + self._timeout
+        return max(flight.submitted, self._last_sign) + self._timeout + (0.0 if flight.sign is None else MAX_START)
 
     def _next_look(self) -> float:
         earliest = min(map(self._deadline, self._flights.values())) - time.monotonic()
@@ -233,7 +249,7 @@ class InExecutor(Evaluator[TrialT]):
         """Make a pool of processes again, as it was; any other executor is lost."""
         from concurrent.futures import ProcessPoolExecutor
 
-        if not isinstance(self._executor, ProcessPoolExecutor):
+        if not _is_process_pool(self._executor):
             self._lost = ExecutorLost(str(error) or type(error).__name__)
             return
         old: Any = self._executor
@@ -249,11 +265,20 @@ class InExecutor(Evaluator[TrialT]):
         self._replaced = True
 
 
+def _leave_sign_and_call(sign: Path, f: Callable[[Values], Any], values: Values) -> Any:
+    sign.touch()
+    return f(values)
+
+
+def _is_process_pool(executor: Executor) -> bool:
+    from concurrent.futures import ProcessPoolExecutor  # loads multiprocessing
+
+    return isinstance(executor, ProcessPoolExecutor)
+
+
 def _kill_workers(executor: Any) -> bool:
     """Kill the processes of a pool; other executors keep their workers."""
-    from concurrent.futures import ProcessPoolExecutor
-
-    if not isinstance(executor, ProcessPoolExecutor):
+    if not _is_process_pool(executor):
         return False
     for process in list((executor._processes or {}).values()):
         process.kill()

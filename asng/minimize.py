@@ -130,7 +130,7 @@ def minimize(
         checkpoint: A file that the state is saved to, after every evaluation but at most once a second. The same call
             continues from it, also with more evaluations.
         target: Ends the minimization at a loss that is not above it.
-        timeout: Seconds that an evaluation by an executor may take, with the start of its process.
+        timeout: Seconds that an evaluation by an executor may take, without the start of its process.
         restarts: How often to start over, with twice the population (1,000 at most), once converged or without
             anything new; by default as often as evaluations allow, and never where losses are noisy. In a space of
             up to 10,000 values the last restart evaluates those that are left, in random order.

@@ -74,8 +74,11 @@ def by_optuna(f: Loss, problem: Problem, evaluations: int, seed: int, *, sampler
     from asng.integrations.optuna import ASNGSampler
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    kind = ASNGSampler if sampler == "ASNGSampler" else getattr(optuna.samplers, sampler)
-    study = optuna.create_study(sampler=kind(seed=seed))
+    if sampler == "ASNGSampler":
+        chosen: Any = ASNGSampler(noisy=problem.noise > 0, seed=seed)
+    else:
+        chosen = getattr(optuna.samplers, sampler)(seed=seed)
+    study = optuna.create_study(sampler=chosen)
     study.optimize(lambda trial: f(Suggested(trial, problem.space)), n_trials=evaluations)
 
 

@@ -15,11 +15,11 @@ try:
 except ImportError as error:
     raise ImportError(f"asng.integrations.optuna needs Optuna 5 ({error}): pip install 'asng[optuna]'") from error
 
-from asng._asktell import Candidate
-from asng._checks import check_int
-from asng._covariance import capped_asng, default_population_size
+from asng._asktell import Candidate, Optimizer
+from asng._blackbox import elites_of
+from asng._checks import check_bool, check_int
+from asng._covariance import black_box_optimizer, default_population_size
 from asng._ragged import Array
-from asng.optimizer import ASNG
 from asng.space import Categorical, Integer, Real, Variable
 
 KEY = "asng:x"  # the system attribute of a trial that holds the raw draws of numbers, before clipping and rounding
@@ -58,6 +58,7 @@ class ASNGSampler(BaseSampler):
 
     Args:
         population_size: Trials compared at a time; by default 4 + floor(3 ln n) for n parameters.
+        noisy: Whether the objective may have another value for the same parameters.
         independent_sampler: Samples parameters that no finished trial has; by default they are drawn uniformly.
         seed: Of all draws; None for a random one. Processes on one storage may have the same.
 
@@ -73,9 +74,15 @@ class ASNGSampler(BaseSampler):
     """
 
     def __init__(
-        self, *, population_size: int | None = None, independent_sampler: Any = None, seed: int | None = None
+        self,
+        *,
+        population_size: int | None = None,
+        noisy: bool = False,
+        independent_sampler: Any = None,
+        seed: int | None = None,
     ) -> None:
         self._given_size = None if population_size is None else check_int(population_size, "population_size", min=2)
+        self._noisy = check_bool(noisy, "noisy")
         if independent_sampler is not None and not isinstance(independent_sampler, BaseSampler):
             raise ValueError(
                 f"independent_sampler must be a sampler of Optuna, such as RandomSampler(), got {independent_sampler!r}"
@@ -90,14 +97,14 @@ class ASNGSampler(BaseSampler):
     def _forget(self) -> None:
         self._seen: set[int] = set()  # numbers of trials
         self._parameters: dict[str, Parameter] = {}
-        self._optimizer: ASNG | None = None
-        self._population_size = 2
+        self._optimizer: Optimizer | None = None
         self._population: list[Any] = []  # trials that are not told yet
+        self._told: list[Any] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings; what was learned is learned again from the study."""
         size, sampler = self._given_size, self._independent_sampler
-        return {"population_size": size, "independent_sampler": sampler, "seed": self._entropy}
+        return {"population_size": size, "noisy": self._noisy, "independent_sampler": sampler, "seed": self._entropy}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -144,10 +151,10 @@ class ASNGSampler(BaseSampler):
 
     # How it learns.
 
-    def _draw(self, optimizer: ASNG, number: int) -> Array:
+    def _draw(self, optimizer: Optimizer, number: int) -> Array:
         """A raw draw (variables,) for the trial of a number; two trials in a row are a mirrored pair."""
         generator = np.random.default_rng([self._entropy, number // 2])
-        x: Array = optimizer._family.sample(optimizer.theta, 2, generator)[number % 2]
+        x: Array = optimizer._sample(2, generator)[number % 2]
         return x
 
     def _learn(self, study: Any) -> None:
@@ -163,30 +170,34 @@ class ASNGSampler(BaseSampler):
             self._forget()
             fresh, self._parameters = trials, parameters
             space = {name: parameter.variable for name, parameter in parameters.items()}
-            self._population_size = self._given_size or default_population_size(space)
-            self._optimizer = capped_asng(space, population_size=self._population_size, seed=0)  # draws nothing itself
+            size = self._given_size or default_population_size(space)
+            self._optimizer = black_box_optimizer(space, noisy=self._noisy, population_size=size, seed=0)
         sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
         for trial in fresh:
             self._seen.add(trial.number)
             if any(name in trial.params for name in self._parameters):
                 self._population.append(trial)
-            if len(self._population) == self._population_size:
-                self._tell(sign)
+            if self._optimizer is not None and len(self._population) == self._optimizer.population_size:
+                self._tell(self._optimizer, sign)
 
-    def _tell(self, sign: int) -> None:
-        """Tell a population: a raw draw, a rank and the active parameters of each trial."""
-        assert self._optimizer is not None
-        keys = [_rank_key(trial, sign) for trial in self._population]
+    def _tell(self, optimizer: Optimizer, sign: int) -> None:
+        """Tell a population, with the best trials of the last ones: raw draws, ranks and active parameters."""
+        elites, age = elites_of(optimizer, self._noisy)
+        params = [trial.params for trial in self._population]
+        recent = [trial for trial in self._told[-age * optimizer.population_size :] if trial.params not in params]
+        trials = self._population + sorted(recent, key=lambda trial: _rank_key(trial, sign))[:elites]
+        keys = [_rank_key(trial, sign) for trial in trials]
         order = sorted(set(keys))
         candidates, active = [], []
-        for trial in self._population:
-            x = self._optimizer._family.mode(self._optimizer.theta)  # where a parameter is not active
+        for trial in trials:
+            x = optimizer._family.mode(optimizer.theta)  # where a parameter is not active
             found = {name: parameter.x_of(trial, name) for name, parameter in self._parameters.items()}
             draws = {name: draw for name, draw in found.items() if draw is not None}
             x[[name in draws for name in found]] = list(draws.values())
             candidates.append(Candidate({}, x))
             active.append(set(draws))
-        self._optimizer.tell(candidates, [order.index(key) for key in keys], active=active)
+        optimizer.tell(candidates, [order.index(key) for key in keys], active=active)
+        self._told += self._population
         self._population = []
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from asng import ASNG, Categorical, Custom, Integer, Real, minimize
 from asng._covariance import (
+    ALPHA,
     MAX_NUMBERS,
     CovarianceASNG,
     CovarianceState,
@@ -135,13 +136,13 @@ def test_choices_move_as_in_asng_beside_numbers():
     """Those of a space without numbers, told the same losses."""
     choices: dict[str, Any] = {f"c{i}": Categorical(range(3)) for i in range(4)}
     both = CovarianceASNG({**choices, "x": Real(0, 1)}, population_size=6, seed=0)
-    alone = ASNG(choices, population_size=6, seed=0)
+    alone = ASNG(choices, population_size=6, alpha=ALPHA, seed=0)
     for _ in range(30):
         candidates = both.ask()
         losses = [sum(candidate.x[:4]) + candidate.values["x"] for candidate in candidates]
         both.tell(candidates, losses)
         alone.tell([type(c)({}, c.x[:4]) for c in candidates], losses)
-    np.testing.assert_array_equal(both.theta[:12], alone.theta)
+        np.testing.assert_array_equal(both.theta[:12], alone.theta)
 
 
 def test_spreads_stay_within_their_bounds():
@@ -170,6 +171,17 @@ def test_prior_knowledge_is_the_distribution_to_start_from():
     assert distribution["n"] == pytest.approx((3, 2))
     np.testing.assert_allclose(distribution["op"], [0.2, 0.3, 0.5])
     assert distribution["y"] == pytest.approx((5, 1.2))
+
+
+def test_noise_is_averaged_by_shorter_steps_from_a_narrower_start():
+    plain, noisy = (CovarianceASNG(reals(3), noisy=noisy, population_size=6, seed=0) for noisy in (False, True))
+    spreads = [np.sqrt(optimizer._state.covariance) for optimizer in (plain, noisy)]
+    np.testing.assert_allclose(spreads[1], spreads[0] * 2 / 3)
+    candidates = plain.ask()
+    for optimizer in (plain, noisy):
+        optimizer.tell(candidates, range(6))
+    steps = [np.array(list(optimizer.mode().values())) for optimizer in (plain, noisy)]  # from 0
+    np.testing.assert_allclose(steps[1], steps[0] / 2)
 
 
 def test_losses_that_are_all_equal_teach_nothing():

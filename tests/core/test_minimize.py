@@ -58,7 +58,7 @@ def test_minimize_of_noisy_losses_is_ask_and_tell(population_size):
     space = {name: Real(0, 1) for name in "abc"}
     settings: dict[str, Any] = {"population_size": population_size, "noisy": True, "seed": 3}
     result = minimize(loss, space, evaluations=20 * population_size, **settings)
-    optimizer = black_box_optimizer(space, population_size=population_size, seed=3)
+    optimizer = black_box_optimizer(space, **settings)
     for _ in range(20):
         candidates = optimizer.ask()
         optimizer.tell(candidates, [loss(candidate.values) for candidate in candidates])

@@ -306,6 +306,22 @@ def test_a_hanging_process_is_killed_after_the_timeout(executor, tmp_path):
     assert [evaluation.error for evaluation in result.history if evaluation.error] == ["no result within 10 seconds"]
 
 
+def start_slowly():
+    time.sleep(1.5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:evaluation")
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_the_start_of_a_process_takes_nothing_from_the_timeout(method, tmp_path):
+    """Neither in the pool that was given, nor in the one that replaces it after a process was killed."""
+    f, context = partial(hang_once, folder=tmp_path), multiprocessing.get_context(method)
+    with ProcessPoolExecutor(2, mp_context=context, initializer=start_slowly) as pool:
+        result = minimize(f, WIDE, evaluations=12, executor=pool, timeout=1, seed=0)
+    assert len(set(values_of(result))) == 12
+    assert [evaluation.error for evaluation in result.history if evaluation.error] == ["no result within 1 seconds"]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:evaluation")
 def test_a_function_that_cannot_be_pickled_is_given_up_soon(executor):

@@ -86,6 +86,35 @@ def test_conditional_parameters_are_learned_where_they_are_active():
     assert recent.count("b") > 35
 
 
+def ellipsoid(trial):
+    """Ten times as steep across the diagonals as along them."""
+    x, y = trial.suggest_float("x", -5, 5), trial.suggest_float("y", -5, 5)
+    return (x + y - 3) ** 2 + 0.01 * (x - y) ** 2
+
+
+def leading_ones(trial):
+    return 12 - next((i for i in range(12) if trial.suggest_categorical(f"bit{i}", [0, 1]) != i % 2), 12)
+
+
+@pytest.mark.parametrize(("objective", "highest"), [(ellipsoid, 1e-4), (leading_ones, 0)])
+def test_the_sampler_searches_as_minimize_does(objective, highest):
+    """Numbers have covariances, and the best of the last trials are ranked again."""
+    values = [optimize(objective, 200, ASNGSampler(seed=seed)).best_value for seed in range(5)]
+    assert sorted(values)[2] <= highest
+
+
+def test_noisy_values_are_averaged_over_more_trials():
+    """The same study under both settings: a step of the mean is half as long where values are noisy."""
+    study = optimize(ellipsoid, 6, optuna.samplers.RandomSampler(seed=0))
+    means = []
+    for noisy in (False, True):
+        sampler = ASNGSampler(population_size=6, noisy=noisy)
+        sampler.infer_relative_search_space(study, None)
+        assert sampler._optimizer is not None
+        means.append(sampler._optimizer.mode()["x"])
+    assert means[1] == pytest.approx(means[0] / 2) != 0
+
+
 def test_maximization_is_minimization_of_the_negative():
     down = optimize(mixed, 60)
     up = optimize(lambda trial: -mixed(trial), 60, direction="maximize")
@@ -257,6 +286,7 @@ def test_a_sampler_serves_one_study_after_another():
     ("given", "message"),
     [
         ({"population_size": 1}, "population_size must be at least 2, got 1"),
+        ({"noisy": "yes"}, "noisy must be True or False, got 'yes'"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"seed": "x"}, "seed must be an integer, got 'x'"),
         ({"independent_sampler": 5}, r"a sampler of Optuna, such as RandomSampler\(\), got 5"),
