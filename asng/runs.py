@@ -211,7 +211,8 @@ def _nearest(path: Path) -> Path | None:
     if parent is None or not parent.is_dir():
         return parent
     with suppress(OSError):
-        paths = {each.name: each for each in (*(Path("runs").glob("*") if parent == Path() else ()), *parent.iterdir())}
+        known = [*(Path("runs").glob("*") if parent == Path() else ()), *parent.iterdir()]
+        paths: dict[str, Path] = {each.name: each for each in known}
         if near := difflib.get_close_matches(path.name, paths, 1):
             return paths[near[0]]
     return None if parent == path.parent else parent
