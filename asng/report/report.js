@@ -37,7 +37,7 @@ function linearTicks(low, high, count) {
   const step = (power < 10 ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((factor) => factor * power).find((each) => each >= rough);
   const ticks = [];
   for (let index = Math.ceil(low / step - 1e-9); index * step <= high + 1e-9 * step; index++) ticks.push(index * step);
-  return ticks.length > 1 || count > 8 ? ticks : linearTicks(low, high, 2 * count); // one alone tells no scale
+  return ticks.length > 1 || count > 8 ? ticks : linearTicks(low, high, count + 1); // one alone tells no scale
 }
 
 function logTicks(low, high, count) {
