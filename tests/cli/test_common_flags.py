@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 
 from asng import cli
 from asng.cli.estimate import describe_estimate
 from asng.cli.flags import flags_of, parse_command
 from asng.cli.terminal import seeds_of
-from asng.experiments.estimates import time_calls
+from asng.experiments.estimates import fill_momentum, time_calls
 from tests.helpers.commands import refusal, run, summary_of
 from tests.helpers.stripes import LINE, TINY
 
@@ -249,6 +250,18 @@ def test_a_dry_run_says_how_far_its_steps_differ_and_that_the_machine_is_busy(mo
     ]
     alone = describe_estimate({**estimate, "load": 0.5, "slowest_step": 1.0, "fastest_step": 1.0})
     assert alone[1:] == ["Time: 30 s", "Nothing was run or written; without --dry-run it begins."]
+
+
+def test_a_dry_run_counts_the_momentum_of_weights_that_its_few_steps_do_not_reach():
+    used, unused = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = torch.optim.SGD([used, unused], lr=0.1, momentum=0.9)
+    fill_momentum(optimizer)
+    assert len(optimizer.state) == 0  # without a step it is not known whether there is any
+    used.sum().backward()
+    optimizer.step()
+    fill_momentum(optimizer)
+    assert optimizer.state[used]["momentum_buffer"].tolist() == [1, 1, 1]
+    assert optimizer.state[unused]["momentum_buffer"].tolist() == [0, 0, 0]
 
 
 def test_a_dry_run_knows_the_size_of_the_space_and_of_the_networks():
