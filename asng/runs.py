@@ -5,6 +5,7 @@ start. One process at a time writes the folder. Writes are atomic: files are ren
 crash is dropped when the folder is opened again.
 """
 
+import difflib
 import json
 import math
 import os
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, get_type_hints
 
 from asng import __version__
-from asng._checks import did_you_mean
 from asng._files import Lock, atomic_write, differences, explain_full_disk, make_folder_for
 from asng._untrusted import mismatch, read_bytes, read_json, read_json_lines, shorten
 
@@ -174,7 +174,9 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
     """
     path = folder / CONFIG
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}{nearest_path(folder)}")
+        what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
+        around = f"; did you mean {folder.parent}?" if (folder.parent / CONFIG).exists() else ""
+        raise ValueError(f"{what}{nearest_path(folder) or around}")
     if not path.exists():
         runs = sorted(str(each.parent) for each in folder.glob(f"*/{CONFIG}"))
         inside = f"; in it is the run {runs[0]}" if runs else ""
@@ -197,10 +199,23 @@ def seed_folders(folder: Path) -> list[Path]:
 
 def nearest_path(path: Path) -> str:
     """The end of a message about a path that is not there: one of a similar name beside it, or in runs."""
+    near = _nearest(path)
+    return "" if near in (None, path) else f"; did you mean {near}?"
+
+
+def _nearest(path: Path) -> Path | None:
+    """The path itself where it exists, else one that does and has similar names, or None."""
+    if path.exists() or path.parent == path:
+        return path if path.exists() else None
+    parent = _nearest(path.parent)
+    if parent is None or not parent.is_dir():
+        return parent
     with suppress(OSError):
-        near = [*(Path("runs").glob("*") if path.parent == Path() else ()), *path.parent.iterdir()]
-        return did_you_mean(path.name, paths := {each.name: each for each in near}, lambda name: str(paths[name]))
-    return nearest_path(path.parent) if path.parent != path else ""
+        known = [*(Path("runs").glob("*") if parent == Path() else ()), *parent.iterdir()]
+        paths: dict[str, Path] = {each.name: each for each in known}
+        if near := difflib.get_close_matches(path.name, paths, 1):
+            return paths[near[0]]
+    return None if parent == path.parent else parent
 
 
 def settings_from_config(kind: type[Settings], config: Mapping[str, Any], folder: Path) -> Settings:

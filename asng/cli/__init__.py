@@ -32,28 +32,28 @@ class Images(NamedTuple):
     figures: str
 
     def verbs(self) -> dict[str, str]:
-        train, test = "an architecture trained from scratch", f"{self.figures} of a run"
+        train, test = "train an architecture from scratch", f"test a run: {self.figures}"
         return {"search": self.goal, "retrain": train, "evaluate": test}
 
 
 CIFAR10, INPAINTING = "asng.experiments.cifar10.task:Cifar10", "asng.experiments.inpainting.task:Inpainting"
 # The others than those on images have verbs of their own.
 EXPERIMENTS: dict[str, Images | dict[str, str]] = {
-    "cifar10": Images(CIFAR10, "the cells of an image classifier, on CIFAR-10", "test accuracy"),
+    "cifar10": Images(CIFAR10, "search the cells of a classifier of CIFAR-10", "accuracy"),
     "digits": {
-        "search": "a search of a minute or two, on handwritten digits",
-        "tune": "hyper-parameters chosen by short searches",
+        "search": "search a network for handwritten digits: minutes",
+        "tune": "choose hyper-parameters by short searches",
     },
-    "inpainting": Images(INPAINTING, "an autoencoder that fills holes in faces", "PSNR, SSIM and pictures"),
-    "toy": {"sweep": "the paper's toy problem, over initial step sizes"},
+    "inpainting": Images(INPAINTING, "search an autoencoder that fills holes in faces", "PSNR, SSIM and pictures"),
+    "toy": {"sweep": "run the paper's toy problem over initial step sizes"},
 }
 
 # Of runs of all experiments: one word, without a verb.
 OF_RUNS = {
-    "runs": "a list of runs: state, progress, best figure",
-    "resume": "a run that was interrupted, continued from its folder",
-    "report": "a page of runs: curves, architectures, settings",
-    "export": "the network of a run as files that run without asng",
+    "runs": "list runs: state, progress, best figure",
+    "resume": "continue an interrupted run from its folder",
+    "report": "write a page about runs: curves, architectures",
+    "export": "write a run's network as files without asng",
 }
 
 
@@ -153,15 +153,15 @@ def print_overview(arguments: Sequence[str]) -> None:
     usage = f"asng {arguments[0]} VERB [flags]" if depth else "asng EXPERIMENT VERB [flags], or asng VERB RUN [flags]"
     print(f"usage: {usage}\n")
     print(*(f"  asng {name:<20} {purpose}" for name, purpose in listed.items()), sep="\n")
-    print("\n--help behind each says more." if depth else f"\n{OVERVIEW}")
+    print(f"\nasng {arguments[0]} VERB --help explains a command and its flags." if depth else f"\n{OVERVIEW}")
 
 
 OVERVIEW = """\
-Begin with:
-  asng digits search                 a whole search, in a minute or two
-  asng report runs/digits            what came of it, as a page for a browser
+Start here:
+  asng digits search        a whole search, in a minute or two
+  asng report runs/digits   its report, a page for the browser
 
---help behind each says more. --version prints the version, and --print-completion
-bash, zsh or fish a script for the shell: source <(asng --print-completion bash)
+asng COMMAND --help explains a command and its flags; asng --version prints the
+version. Completion (bash, zsh or fish): source <(asng --print-completion bash)
 
 Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted, as by Ctrl-C."""

@@ -19,7 +19,7 @@ Format = Literal["json", "safetensors", "python", "torch", "onnx"]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportCommand(OutputFlags):
-    """The network of a run as files that run without asng: in evaluation mode, in float32, for batches of any size.
+    """Write the network of a run as files that run without asng: evaluation mode, float32, batches of any size.
 
     architecture.json (json); weights.safetensors (safetensors); network.py (python), which builds the network of plain
     torch layers and loads these weights; network.pt2 (torch), for torch.export.load; network.onnx (onnx). Each is

@@ -165,8 +165,17 @@ def parse_command(
     built = {each.name: given[each.name] for each in fields(command) if each.name in given}
     for group, part in {**made, **parts}.items():
         own = {flag.name: given[flag.name] for flag in flags if flag.group == group and flag.name in given}
-        built[group] = replace(part, **own)
+        built[group] = _replace(part, own)
     return command(**built)
+
+
+def _replace(settings: Any, given: Mapping[str, Any]) -> Any:
+    """Settings with other values; a message about one of them names its flag."""
+    try:
+        return replace(settings, **given)
+    except ValueError as error:
+        name, _, fault = str(error).partition(" ")
+        raise ValueError(f"--{name.replace('_', '-')} {fault}" if name in given else str(error)) from None
 
 
 def _parse_flags(flags: Sequence[Flag], name: str, arguments: Sequence[str]) -> dict[str, Any]:
@@ -180,7 +189,8 @@ def _parse_flags(flags: Sequence[Flag], name: str, arguments: Sequence[str]) -> 
     given = {key: value for key, value in given.items() if value not in (None, ())}
     if unknown and not given.get("help"):
         word = unknown[0].split("=")[0]
-        near = did_you_mean(word, ["--help", *(flag.option for flag in flags if flag.metavar is None)])
+        options = ["--help", *(flag.usage.split()[0] for flag in flags if flag.metavar is None)]
+        near = did_you_mean(word.lstrip("-"), [option[2:] for option in options], lambda name: f"--{name}")
         what = f"no flag {word}" if word.startswith("-") else f"no argument {word!r}"
         raise ValueError(f"asng {name} has {what}{near or f'; asng {name} --help lists all'}")
     return given

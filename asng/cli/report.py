@@ -15,10 +15,10 @@ PAGE = "report.html"
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCommand(OutputFlags):
-    """One HTML page of one or more runs, which needs nothing else: curves, architectures, probabilities, settings.
+    """Write one self-contained HTML page about one or more runs: curves, architectures, probabilities, settings.
 
-    Runs may still be going on. Those that differ by their seeds alone are also shown by mean and spread. The page
-    warns of searches that were too short, of cells without influence, of limits that were not met, and of NaN.
+    Runs need not be finished. Runs that differ only in their seeds are also summarized by mean and standard deviation.
+    The page warns of searches that were too short, of cells without influence, of limits that were not met, and of NaN.
 
     Examples:
       asng report runs/digits                      writes runs/digits/report.html

@@ -19,11 +19,11 @@ from asng.runs import ARCHITECTURE, CONFIG, ENVIRONMENT, LOCK, read_config, seed
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeCommand(OutputFlags):
-    """Continue a run that was interrupted, from its folder alone: its settings and where its data lie are read there.
+    """Continue an interrupted run. Its settings, and where its data lie, are read from its folder.
 
-    What was finished stays; on the CPU the end is the same, bit for bit, as without a pause. A run that is finished is
-    refused, and so is one that another process has. Of a folder of --seeds all runs in it that are not finished are
-    continued; seeds that were not begun are not known there, but to the command that began them.
+    What was finished is kept; on the CPU the result is the same, bit for bit, as without the interruption. Finished
+    runs, and those that another process is running, are refused. In a folder of --seeds, all unfinished runs are
+    continued; seeds that have not been started need the original command.
 
     Examples:
       asng resume runs/digits

@@ -28,6 +28,7 @@ from asng.runs import (
     read_config,
 )
 
+RUNS = Path("runs")  # which commands make at the first run
 MAX_FOLDERS = 100_000
 MAX_NAME = 80  # letters of what a run is
 # Any of which makes a folder with a config.json a run.
@@ -49,22 +50,22 @@ class RunsCommand(OutputFlags):
       asng runs runs --json
     """
 
-    folder: Path = field(default=Path("runs"), metadata={"metavar": "FOLDER"})
-    """Where to look; by default the folder runs."""
+    folder: Path = field(default=RUNS, metadata={"metavar": "FOLDER"})
+    """Where to look."""
 
 
 def run_runs(arguments: Sequence[str]) -> None:
     """`asng runs`."""
     flags = parse_command(RunsCommand, "runs", arguments)
-    if not flags.folder.is_dir():
-        cure = nearest_path(flags.folder) or "; a first run makes one: asng digits search"
-        raise ValueError(f"there is no folder {flags.folder}{cure}")
+    if not flags.folder.is_dir() and flags.folder != RUNS:
+        raise ValueError(f"there is no folder {flags.folder}{nearest_path(flags.folder)}")
     with output_of(flags) as output:
         found = [run for folder in find_runs(flags.folder) if (run := describe_run(folder)) is not None]
         output["runs"] = found
         if not flags.quiet:
             print_lines(*(line for run in found for line in format_run(run)))
-            output.line = f"{len(found)} run{'' if len(found) == 1 else 's'} in {flags.folder}"
+            first = "" if found else "; asng digits search makes a first one, in a minute or two"
+            output.line = f"{len(found) or 'no'} run{'' if len(found) == 1 else 's'} in {flags.folder}{first}"
     if flags.quiet and not flags.json:
         print_lines(*(run["folder"] for run in found))
 
@@ -162,8 +163,13 @@ def format_run(run: Mapping[str, Any]) -> list[str]:
     """A run in lines of a terminal: its folder, age and size; what it is, its state, progress and best figure."""
     progress, best = run["progress"], run["best"]
     done = "" if progress is None else f"{progress['done']:,.0f} of {progress['total']:,.0f} {progress['unit']}"
-    figure = "" if best is None else f"{best['name'].replace('_', ' ')} {best['value']:.4g}"
+    figure = "" if best is None else f"{best['name'].replace('_', ' ')} {_format_figure(**best)}"
     age = " ".join(format_duration(run["age_seconds"]).split(" ")[:2])
     about = f"  {run['run'] or '?':<18}  {run['state']:<11}  {done:<21}  {figure}".rstrip()
     fault = [f"  {run['fault']}"] if run["fault"] else []
     return [f"{run['folder']}  ({age} ago, {decimal(run['bytes'])})", about, *fault]
+
+
+def _format_figure(name: str, value: float) -> str:
+    """A figure as tables print it: accuracies in percent, PSNR in decibels."""
+    return f"{value:.2%}".replace("%", " %") if name.endswith("accuracy") else f"{value:.4g}{' dB' * ('psnr' in name)}"

@@ -28,9 +28,9 @@ class OutputFlags:
     """Flags of all commands."""
 
     quiet: bool = False
-    """Print the last line alone, and what goes wrong."""
+    """Print only the last line, and errors and warnings."""
     json: bool = False
-    """Print the outcome as one JSON object on stdout, and all else on stderr; with --quiet nothing else."""
+    """Print the outcome as one JSON object on stdout, all else on stderr; with --quiet the object alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class RunFlags(OutputFlags):
     dry_run: bool = False
     """Print search space, parameters, steps and estimated time, memory and disk; run and write nothing."""
     out: Path | None = None
-    """Folder of the run, which is continued if it holds the same one; by default in runs/, named after what it is."""
+    """Folder of the run; a run of the same settings in it is continued, any other is refused. By default in runs/."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class SeedFlags(RunFlags):
     tensorboard: bool = False
     """Also write the curves for TensorBoard, into the folder of the run; needs pip install 'asng[tensorboard]'."""
     seeds: tuple[int, ...] = ()
-    """How many runs, with seeds from --seed on, or the seeds themselves, at least two; prints mean and spread."""
+    """A number of runs, whose seeds count up from --seed, or two or more seeds; prints mean and standard deviation."""
 
 
 class Output(dict[str, Any]):
@@ -91,7 +91,9 @@ def seeds_of(given: Sequence[int], first: int) -> list[int]:
     ([3], [3, 4], [5, 9])
     """
     if len(set(given)) < len(given) or min(given, default=1) < (0 if len(given) > 1 else 1):
-        raise ValueError(f"--seeds takes how many, at least 1, or different seeds, got {' '.join(map(str, given))}")
+        raise ValueError(
+            f"--seeds takes a number of runs, at least 1, or different seeds, got {' '.join(map(str, given))}"
+        )
     return list(given) if len(given) > 1 else list(range(first, first + (given or (1,))[0]))
 
 

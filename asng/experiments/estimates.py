@@ -158,9 +158,18 @@ def time_calls(call: Callable[[], object]) -> Timing:
 
 def _sizes(job: Any, device: torch.device) -> Estimate:
     """The memory at its peak so far, and the disk that a checkpoint and the one before it take."""
+    if hasattr(job, "oneshot"):
+        fill_momentum(job.oneshot.weight_optimizer)
     file = io.BytesIO()
     torch.save(job.state_dict(), file)
     return {"memory_bytes": _peak_memory(device), "disk_bytes": 2 * file.tell()}
+
+
+def fill_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Give all weights a momentum, as many steps do; after a few, those that no candidate has used have none."""
+    if any("momentum_buffer" in state for state in optimizer.state.values()):
+        for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+            optimizer.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
 
 
 def _peak_memory(device: torch.device) -> int | None:

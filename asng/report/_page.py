@@ -143,8 +143,8 @@ class Page:
     def _by_run(self, title: str, draw: Callable[[RunData], Sequence[Html | None]]) -> Html | None:
         """A section in which a switch chooses the run; without a script, and printed, all are there."""
         drawn = {str(index): parts for index, run in enumerate(self._runs) if (parts := draw(run))}
-        if len(self._runs) == 1:
-            return section(title, *drawn["0"]) if drawn else None
+        if len(drawn) == len(self._runs) and all(parts == drawn["0"] for parts in drawn.values()):
+            return section(title, *drawn["0"])
         names = {index: self._runs[int(index)].title for index in drawn}
         panels = [element("div", element("h3", names[index]), *drawn[index], data_run=index) for index in drawn]
         switch = _switch("Run", "run", title, names) if len(drawn) > 1 else None
@@ -167,7 +167,11 @@ class Page:
 
     def _probabilities(self, run: RunData) -> list[Html | None]:
         charts = [self._chart(panel, "small") for panel in probability_panels(run)[:MAX_CHARTS]]
-        return [element("div", *charts, class_="charts")] if charts else []
+        if charts:
+            return [element("div", *charts, class_="charts")]
+        lost = "The records of this search hold no distributions, so their course is not known"
+        is_lost = len(run.records) > 1 and bool(run.final_distribution)
+        return [element("p", f"{lost}; the last one is shown with the architecture.", class_="hint")] if is_lost else []
 
     def _front(self, run: RunData) -> list[Html | None]:
         front = front_of(run)

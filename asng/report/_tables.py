@@ -1,5 +1,6 @@
 """The tables of a report: numbers of runs, results, limits, fronts, settings."""
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
@@ -42,7 +43,7 @@ def overview_section(groups: Mapping[str, Sequence[RunData]]) -> Html:
             rows.append([element("b", title), f"{len(members)} runs", "", *means])
     head = ["run", "state", "seed", *map(_to_words, names)]
     tiles = _tiles(names, rows[-1][3:]) if len(groups) == 1 else None
-    return section("Overview", tiles, table(head, rows[:MAX_ROWS], "Runs and their last numbers"))
+    return section("Overview", tiles, table(head, rows[:MAX_ROWS], "Runs and their last numbers", class_="runs"))
 
 
 def _rank(name: str) -> tuple[int, int]:
@@ -65,7 +66,10 @@ def _cells(numbers: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def _format(name: str, number: float) -> str:
-    return format_duration(number) if name.endswith("seconds") and number >= 0 else format_number(number)
+    if name.endswith("seconds") and number >= 0:
+        return format_duration(number)
+    is_fraction = isinstance(number, float) and 0.001 <= abs(number) < 1000 and not number.is_integer()
+    return f"{number:#.4g}" if is_fraction else format_number(number)  # digits of a column stand below each other
 
 
 def _final_numbers(run: RunData) -> dict[str, Any]:
@@ -97,13 +101,16 @@ def _mean(name: str, numbers: Sequence[Any]) -> Html | str:
     """Numbers of several runs; one line, or two in a narrow table.
 
     >>> _mean("loss", [1.0, None, 3.0])
-    '2 <span class="together">± 1.414</span>'
+    '2.0 <span class="together">± 1.4</span>'
     """
     known = [float(number) for number in numbers if number is not None]
     if len(known) < 2:
         return _format(name, known[0]) if known and len(numbers) == 1 else ""
-    deviation = element("span", f"± {_format(name, stdev(known))}", class_="together")
-    return join([_format(name, fmean(known)), " ", deviation])
+    mean, deviation = _format(name, fmean(known)), _format(name, stdev(known))
+    if not name.endswith("seconds") and 1e-6 < stdev(known) < 1e15:  # two digits of the deviation, as many of the mean
+        digits = max(0, 1 - math.floor(math.log10(stdev(known))))
+        mean, deviation = f"{fmean(known):,.{digits}f}", f"{stdev(known):,.{digits}f}"
+    return join([mean, " ", element("span", f"± {deviation}", class_="together")])
 
 
 def results_section(groups: Mapping[str, Sequence[RunData]]) -> Html | None:

@@ -34,10 +34,10 @@ function format(number) {
 function linearTicks(low, high, count) {
   const rough = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= rough);
+  const step = (power < 10 ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((factor) => factor * power).find((each) => each >= rough);
   const ticks = [];
   for (let index = Math.ceil(low / step - 1e-9); index * step <= high + 1e-9 * step; index++) ticks.push(index * step);
-  return ticks;
+  return ticks.length > 1 || count > 8 ? ticks : linearTicks(low, high, count + 1); // one alone tells no scale
 }
 
 function logTicks(low, high, count) {

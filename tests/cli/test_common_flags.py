@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 
 from asng import cli
 from asng.cli.estimate import describe_estimate
 from asng.cli.flags import flags_of, parse_command
 from asng.cli.terminal import seeds_of
-from asng.experiments.estimates import time_calls
+from asng.experiments.estimates import fill_momentum, time_calls
 from tests.helpers.commands import refusal, run, summary_of
 from tests.helpers.stripes import LINE, TINY
 
@@ -99,6 +100,8 @@ def test_a_flag_that_looks_like_a_preset_but_is_a_value_is_none():
     [
         (["--epoch", "3"], "asng do it has no flag --epoch; did you mean --epochs?"),
         (["--xyz"], "asng do it has no flag --xyz; asng do it --help lists all"),
+        (["--help-me"], "asng do it has no flag --help-me; did you mean --help?"),
+        (["--no-tset"], "asng do it has no flag --no-tset; did you mean --no-test?"),
         (["--method", "fats"], "--method: 'fats' is none of fast, slow; did you mean fast?"),
         (["--epochs", "3.5"], "--epochs: takes an integer, got '3.5'; asng do it --help explains all flags"),
         (["--lr", "x"], "--lr: takes a number, got 'x'; asng do it --help explains all flags"),
@@ -144,7 +147,7 @@ def test_help_fits_into_80_columns_and_ends_with_the_exit_codes(command, monkeyp
 
 
 def test_the_overview_fits_into_80_columns_too():
-    assert max(map(len, run().out.splitlines())) <= 85
+    assert max(map(len, run().out.splitlines())) <= 80
 
 
 def examples_of(command):
@@ -249,6 +252,18 @@ def test_a_dry_run_says_how_far_its_steps_differ_and_that_the_machine_is_busy(mo
     assert alone[1:] == ["Time: 30 s", "Nothing was run or written; without --dry-run it begins."]
 
 
+def test_a_dry_run_counts_the_momentum_of_weights_that_its_few_steps_do_not_reach():
+    used, unused = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = torch.optim.SGD([used, unused], lr=0.1, momentum=0.9)
+    fill_momentum(optimizer)
+    assert len(optimizer.state) == 0  # without a step it is not known whether there is any
+    used.sum().backward()
+    optimizer.step()
+    fill_momentum(optimizer)
+    assert optimizer.state[used]["momentum_buffer"].tolist() == [1, 1, 1]
+    assert optimizer.state[unused]["momentum_buffer"].tolist() == [0, 0, 0]
+
+
 def test_a_dry_run_knows_the_size_of_the_space_and_of_the_networks():
     estimate = json.loads(run("stripes", "search", *TINY, "--dry-run", "--json").out)
     assert (estimate["variables"], estimate["architectures"], estimate["steps"]) == (2, 10, 4)
@@ -267,7 +282,7 @@ def test_seeds_are_counted_or_named():
     assert seeds_of((3,), 5) == [5, 6, 7]
     assert seeds_of((9, 2), 5) == [9, 2]
     for wrong in ((0,), (-1,), (3, 3), (1, -2)):
-        with pytest.raises(ValueError, match="--seeds takes how many, at least 1, or different seeds, got"):
+        with pytest.raises(ValueError, match="--seeds takes a number of runs, at least 1, or different seeds, got"):
             seeds_of(wrong, 0)
 
 
@@ -333,12 +348,17 @@ def test_a_wrong_path_is_one_line_with_the_nearest_right_one(folder):
     (folder / "runs" / "digits").mkdir(parents=True)
     for words in (["resume", "runs/digit"], ["report", "runs/digit"], ["stripes", "evaluate", "runs/digit"]):
         assert refusal(*words) == "there is no folder runs/digit; did you mean runs/digits?"
-    assert refusal("resume", "rums/digits") == "there is no folder rums/digits; did you mean runs?"
+    for wrong in ("rums/digits", "rums/digit"):
+        assert refusal("resume", wrong) == f"there is no folder {wrong}; did you mean runs/digits?"
+    (folder / "runs" / "digits" / "config.json").write_text("{}")
+    assert (
+        refusal("report", "runs/digits/config.json") == "runs/digits/config.json is a file; did you mean runs/digits?"
+    )
     assert refusal("report", "digits") == "there is no folder digits; did you mean runs/digits?"
     (folder / "network.json").write_text("{}")
     error = refusal("stripes", "retrain", "--architecture", "netwrok.json")
     assert error.endswith("; did you mean network.json?")
-    assert refusal("resume", "runs") == "runs is no run: it has no config.json"
+    assert refusal("resume", "runs") == "runs is no run: it has no config.json; in it is the run runs/digits"
 
 
 @pytest.mark.long

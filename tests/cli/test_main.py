@@ -335,8 +335,8 @@ asng.cli.main(["toy", "sweep"])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["toy", "sweep", "--runs", "0"], "runs must be at least 1, got 0"),
-        (["toy", "sweep", "--alphas", "0.5"], "alphas must be above 1, got (0.5,)"),
+        (["toy", "sweep", "--runs", "0"], "--runs must be at least 1, got 0"),
+        (["toy", "sweep", "--alphas", "0.5"], "--alphas must be above 1, got (0.5,)"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, message):

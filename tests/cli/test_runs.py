@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from asng import cli
-from asng.cli.runs import describe_run
+from asng.cli.runs import describe_run, format_run
 from asng.experiments import toy
 from asng.nas._loop import Epoch
 from asng.runs import Run, make_config
@@ -95,9 +95,24 @@ def test_the_list_fits_into_a_terminal_and_quiet_prints_the_folders(folder):
     assert run("runs", "--quiet").out == "runs/stripes-asng-seed0\n"
 
 
-def test_a_folder_without_runs_or_that_is_not_there_is_told(folder):
-    assert run("runs", ".").out == "0 runs in .\n"
-    assert refusal("runs") == "there is no folder runs; a first run makes one: asng digits search"
+def test_before_the_first_run_the_list_is_empty_and_says_how_to_begin(folder):
+    for words in ([], ["."]):
+        line = f"no runs in {words[0] if words else 'runs'}; asng digits search makes a first one, in a minute or two\n"
+        assert run("runs", *words) == (0, line, "")
+    assert json.loads(run("runs", "--json").out) == {"runs": []}
+    (folder / "runs").mkdir()
+    assert refusal("runs", "rnus") == "there is no folder rnus; did you mean runs?"
+
+
+def test_accuracies_are_listed_in_percent_and_psnr_in_decibels():
+    def show(name, value):
+        about = {"folder": "a", "run": "toy sweep", "state": "finished", "progress": None, "fault": None}
+        best = {"name": name, "value": value}
+        return " ".join(format_run({**about, "best": best, "bytes": 10, "age_seconds": 1.0})[1].split()[3:])
+
+    assert show("test_accuracy", 0.97251) == "test accuracy 97.25 %"
+    assert show("psnr", 26.0512) == "psnr 26.05 dB"
+    assert show("valid_loss", 0.25) == "valid loss 0.25"
 
 
 def test_hostile_folders_are_listed_as_damaged_or_passed_over(folder):

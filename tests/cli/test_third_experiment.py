@@ -63,8 +63,8 @@ def test_its_commands_are_listed_and_explained(monkeypatch):
     listed = run("stripes").out
     for verb, purpose in (
         ("search", "which way stripes run"),
-        ("retrain", "an architecture trained from scratch"),
-        ("evaluate", "test accuracy of a run"),
+        ("retrain", "train an architecture from scratch"),
+        ("evaluate", "test a run: accuracy"),
     ):
         assert f"asng stripes {verb:<12} {purpose}" in listed
         assert unexplained_flags(run("stripes", verb, "--help").out) == []

@@ -12,7 +12,7 @@ from asng.experiments._images import ImageSet
 from asng.experiments._settings import EpochSettings, SearchSettings, parse_device
 from asng.experiments._task import Task
 
-LINE = cli.Images(f"{__name__}:Stripes", "which way stripes run", "test accuracy")
+LINE = cli.Images(f"{__name__}:Stripes", "which way stripes run", "accuracy")
 TINY = ["--epochs", "2", "--batch-size", "8", "--device", "cpu"]
 
 

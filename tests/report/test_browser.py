@@ -189,6 +189,14 @@ def test_hovering_reads_the_values_at_a_step(show):
     assert loss.locator(".tip").is_hidden()
 
 
+def test_an_axis_has_at_least_two_numbers(show):
+    page = show("small")
+    for count in (2, 3, 4):
+        assert page.evaluate("count => linearTicks(390, 9750, count)", count) == [2500, 5000, 7500]
+    assert page.evaluate("linearTicks(1, 8, 2)") == [2, 4, 6, 8]
+    assert page.evaluate("linearTicks(0, 1, 5)") == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
+
+
 def test_dragging_zooms_and_a_double_click_shows_all(show):
     page = show("small")
     loss = chart(page, "Loss")

@@ -166,6 +166,12 @@ def test_probabilities_are_drawn_over_time_for_each_decision(tmp_path):
     assert (width["y"], width["spread"]) == ([9.0, 10.0, 11.0], [2.0, 2.0, 2.0])
 
 
+def test_records_without_distributions_are_named_once_instead_of_probabilities_over_time(seeds):
+    text = seeds.text("Probabilities over time")
+    assert text.count("The records of this search hold no distributions") == 1
+    assert "the last one is shown with the architecture" in text
+
+
 def test_entropy_falls_from_1_as_a_search_decides(tmp_path):
     run = write_run(tmp_path / "run", records=distribution_records([0.5, 0.75, 1.0]))
     (curve,) = write(tmp_path, run).charts["Entropy"]["curves"]
@@ -189,7 +195,7 @@ def test_the_overview_has_the_last_numbers_and_their_means(seeds):
     for record in records:
         assert f"{record['valid_loss']:.4g}" in text
     accuracies = [record["valid_accuracy"] for record in records]
-    assert f"{statistics.mean(accuracies):.4g} ± {statistics.stdev(accuracies):.4g}" in text
+    assert f"{statistics.mean(accuracies):.4f} ± {statistics.stdev(accuracies):.4f}" in text
     assert "finished, 100 of 100 epochs" in text
 
 
@@ -228,7 +234,7 @@ def test_results_and_baselines_are_averaged_by_their_kind(tmp_path):
     lines.append({"seed": 0, "kind": "found", "accuracy": 0.875})
     (run / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = write(tmp_path, run).text("Results and baselines")
-    assert "kind accuracy: 0.5 to 0.875 number accuracy random 2 0.625 ± 0.1768 found 1 0.875" in text
+    assert "kind accuracy: 0.5 to 0.875 number accuracy random 2 0.62 ± 0.18 found 1 0.8750" in text
 
 
 def test_limits_stand_beside_what_was_found(tmp_path):
@@ -269,8 +275,8 @@ def test_a_folder_of_several_seeds_is_several_runs(tmp_path):
         lines.append({"seed": seed, "kind": "found", "accuracy": accuracy, "parameters": 10})
     (run / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = write(tmp_path, run)
-    assert "run seed 3 finished 3 0.5 10 0.5 run seed 4 finished 4 0.75 10 0.5" in page.text("Overview")
-    assert "0.625 ± 0.1768" in page.text("Overview")
+    assert "run seed 3 finished 3 0.5000 10 0.5000 run seed 4 finished 4 0.7500 10 0.5000" in page.text("Overview")
+    assert "0.62 ± 0.18" in page.text("Overview")
     assert "op op3" in page.text("Architecture")
     assert "asng digits search --seed 3 --lr 0.1 --seeds 2" in page.text("Settings")
 
@@ -343,10 +349,10 @@ def test_more_runs_than_fit_a_page_are_refused_in_one_line(tmp_path):
 
 def test_of_too_many_decisions_the_first_are_shown(tmp_path):
     values = {f"decision{index}": "x" * 200 for index in range(1500)}
-    run = write_run(tmp_path / "run", architecture=values_of(**values))
-    page = write(tmp_path, *[run] * 10)
+    runs = [write_run(tmp_path / f"run{index}", architecture=values_of(**values)) for index in range(10)]
+    page = write(tmp_path, *runs)
     assert len(page.source.encode()) < 2_000_000
-    assert "run has 1,500 decisions; the first 100 are shown." in page.text("Warnings")
+    assert "run9 has 1,500 decisions; the first 100 are shown." in page.text("Warnings")
     assert "decision99" in page.text("Architecture")
     assert "decision100" not in page.text("Architecture")
 

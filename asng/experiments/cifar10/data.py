@@ -10,6 +10,7 @@ from functools import cache
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -143,6 +144,8 @@ def _download(folder: Path, progress: Progress) -> None:
                     raise
     except (OSError, ValueError, EOFError, tarfile.TarError, zlib.error) as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
+        if "NameResolutionError" in why or "Max retries" in why:  # of requests, which quotes three libraries
+            why = f"{urlsplit(RELEASE.url).hostname} cannot be reached"
         raise OSError(
             f"CIFAR-10 is not in {folder} and could not be downloaded ({why}); {_manual_download()}"
         ) from None
