@@ -22,8 +22,8 @@ KERNEL = tl.constexpr(7)
 STRIDE = tl.constexpr(8)
 WEIGHT = tl.constexpr(9)  # its row in the table of addresses
 WEIGHT_CHANNELS = tl.constexpr(10)  # b of the whole weight
-SMALL = tl.constexpr(11)  # the slots of both sides
-LARGE = tl.constexpr(12)
+SMALL_SLOT = tl.constexpr(11)  # the slots of both sides
+LARGE_SLOT = tl.constexpr(12)
 ADDED = tl.constexpr(13)  # the slot of what is added to the output, or -1
 ADDED_GRADIENT = tl.constexpr(14)  # the slot of what is added to the gradient of the input, or -1
 HAS_GRADIENT = tl.constexpr(15)  # 1 if the gradient of the input is needed
@@ -76,7 +76,7 @@ def to_small(
     weight, weight_channels = _weight(geometry, weights, slots, 0, ALIGNED)
     blocks = tl.cdiv(inputs, INPUTS)
     padded_outputs, padded_inputs = tl.cdiv(outputs, INPUTS) * INPUTS, blocks * INPUTS
-    source = slots + tl.load(geometry + LARGE).to(tl.int64) * slot_size
+    source = slots + tl.load(geometry + LARGE_SLOT).to(tl.int64) * slot_size
 
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -104,7 +104,7 @@ def to_small(
     added_slot = tl.load(geometry + (ADDED_GRADIENT if BACKWARD else ADDED))
     _finish(
         accumulated, slots, activation, offsets, mask, added_slot,
-        tl.load(geometry + SMALL), slot_size, BACKWARD, RELU,
+        tl.load(geometry + SMALL_SLOT), slot_size, BACKWARD, RELU,
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def to_large(
     weight, weight_channels = _weight(geometry, weights, slots, 0, ALIGNED)
     blocks = tl.cdiv(inputs, INPUTS)
     padded_outputs, padded_inputs = tl.cdiv(outputs, INPUTS) * INPUTS, blocks * INPUTS
-    source = slots + tl.load(geometry + SMALL).to(tl.int64) * slot_size
+    source = slots + tl.load(geometry + SMALL_SLOT).to(tl.int64) * slot_size
 
     pixel = tl.program_id(0) % programs * PIXELS + tl.arange(0, PIXELS)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -168,7 +168,7 @@ def to_large(
     added_slot = tl.load(geometry + (ADDED_GRADIENT if BACKWARD else ADDED))
     _finish(
         accumulated, slots, activation, offsets, mask, added_slot,
-        tl.load(geometry + LARGE), slot_size, BACKWARD, RELU,
+        tl.load(geometry + LARGE_SLOT), slot_size, BACKWARD, RELU,
     )  # fmt: skip
 
 
@@ -195,8 +195,8 @@ def sum_products(
         return
     large_height, large_width = tl.load(geometry + LARGE_HEIGHT), tl.load(geometry + LARGE_WIDTH)
     stride = tl.load(geometry + STRIDE)
-    small += tl.load(geometry + SMALL).to(tl.int64) * slot_size
-    large += tl.load(geometry + LARGE).to(tl.int64) * slot_size
+    small += tl.load(geometry + SMALL_SLOT).to(tl.int64) * slot_size
+    large += tl.load(geometry + LARGE_SLOT).to(tl.int64) * slot_size
     padded_rows, padded_columns = tl.cdiv(rows, BLOCK) * BLOCK, tl.cdiv(columns, BLOCK) * BLOCK
     is_row, is_column = row < padded_rows, column < padded_columns
     accumulated = tl.zeros((ROWS, COLUMNS), tl.float32)

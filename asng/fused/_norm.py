@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from asng.fused._dispatch import device_of, is_supported, power_of_two, to_rows
 
-MAX_CHANNELS = 32  # of a program
+PROGRAM_CHANNELS = 32  # of a program
 MAX_SUMS = 4096  # that every program adds up: channels times chunks
 PROGRAMS = 264
 MIN_TILE, MAX_TILE = 1024, 4096  # elements
@@ -68,7 +68,7 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, channels: int) -> "Split":
-        block_channels = min(power_of_two(channels), MAX_CHANNELS)
+        block_channels = min(power_of_two(channels), PROGRAM_CHANNELS)
         if -channels % block_channels >= 16:  # with half as many at a time fewer are beyond the last
             block_channels = 16
         groups = -(-channels // block_channels)

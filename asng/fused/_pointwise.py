@@ -11,7 +11,7 @@ from asng.fused._dispatch import DTYPES, compute_dtype, is_supported
 from asng.fused._norm import BatchNorm2d, uses_batch_statistics
 
 NORMS = {nn.BatchNorm2d, BatchNorm2d}
-MAX_CHANNELS = 256
+MAX_OUTPUTS = 256
 MAX_MAPS = 5
 
 
@@ -92,7 +92,7 @@ def is_pointwise(layers: Any) -> bool:
     return (
         (conv.kernel_size, conv.stride, conv.padding, conv.groups) == ((1, 1), (1, 1), (0, 0), 1)
         and conv.bias is None
-        and norm.num_features == conv.out_channels <= MAX_CHANNELS
+        and norm.num_features == conv.out_channels <= MAX_OUTPUTS
     )
 
 
@@ -100,7 +100,7 @@ def _fits(maps: Sequence[Tensor], weight: Tensor, norm: nn.BatchNorm2d, dtype: t
     x = maps[0]
     return (
         all(map(is_supported, maps))
-        and weight.shape[0] <= MAX_CHANNELS
+        and weight.shape[0] <= MAX_OUTPUTS
         and uses_batch_statistics(norm)
         and not (norm._forward_hooks or norm._forward_pre_hooks)
         and dtype in DTYPES

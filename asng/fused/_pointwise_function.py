@@ -18,7 +18,7 @@ from asng.fused._dispatch import (
     row_of,
     to_rows,
 )
-from asng.fused._norm import MAX_CHANNELS, Split
+from asng.fused._norm import PROGRAM_CHANNELS, Split
 
 MAX_MOMENTS = 4096  # channels times chunks that every program adds up; more are merged by a kernel before
 MAX_SUMS = 2048  # likewise, of gradients, of which every program adds up all channels
@@ -32,7 +32,7 @@ INPUT_PIXELS = 64  # of a tile of gradients of inputs
 WARPS = 4
 
 
-class Sizes(NamedTuple):
+class ConvSizes(NamedTuple):
     """The sizes of a 1x1 convolution; rows are the numbers of elements of a pixel in memory."""
 
     pixels: int  # of the result
@@ -53,7 +53,7 @@ class Sizes(NamedTuple):
         return min(max(power_of_two(self.inputs), 16), MAX_BLOCK)
 
     @classmethod
-    def of_rows(cls, pixels: int, channels: int, row: int) -> "Sizes":
+    def of_rows(cls, pixels: int, channels: int, row: int) -> "ConvSizes":
         """Of a convolution that keeps the number of channels, of one map."""
         return cls(pixels, 1, channels, row, channels, row, 1)
 
@@ -93,7 +93,7 @@ class Moments(NamedTuple):
     def merge(self, *, moments: bool) -> "Moments":
         """The same in fewer chunks, where all programs of the next kernel would have much to add up."""
         chunks, _, channels = self.partial.shape
-        is_few = chunks * min(channels, MAX_CHANNELS) <= MAX_MOMENTS if moments else chunks * channels <= MAX_SUMS
+        is_few = chunks * min(channels, PROGRAM_CHANNELS) <= MAX_MOMENTS if moments else chunks * channels <= MAX_SUMS
         if is_few or chunks == 1:
             return self
         merges = min(power_of_two(chunks), MAX_MERGES)
@@ -122,12 +122,12 @@ class PointwiseFunction(torch.autograd.Function):
             number, height, width = 2, height // 2, width // 2
         row = row_of(first)
         maps = tuple(to_rows(x, row) for x in maps)
-        size = Sizes(images * height * width, number, inputs, row, channels, align(channels), width)
+        size = ConvSizes(images * height * width, number, inputs, row, channels, align(channels), width)
         y = empty_rows((images, channels, height, width), first.new_empty(0, dtype=dtype))
         with device_of(first):
             z, moments = multiply(maps, pointwise, size, dtype, reading)
             saved = torch.empty(2, channels, device=first.device)
-            normalize(z, y, norm, saved, size, moments, rectifies=False)
+            apply_norm(z, y, norm, saved, size, moments, rectifies=False)
         if norm.running_mean is not None and norm.running_var is not None:
             torch.autograd.graph.increment_version([norm.running_mean, norm.running_var])
         if save:
@@ -160,7 +160,7 @@ def _list_maps(maps: Sequence[Tensor]) -> list[Tensor]:
 
 
 def multiply(
-    maps: Sequence[Tensor], pointwise: Tensor, size: Sizes, dtype: torch.dtype, reading: Reading = READ
+    maps: Sequence[Tensor], pointwise: Tensor, size: ConvSizes, dtype: torch.dtype, reading: Reading = READ
 ) -> tuple[Tensor, Moments]:
     """A 1x1 convolution of maps side by side: its results, one pixel a row, and their moments."""
     device = pointwise.device
@@ -179,8 +179,8 @@ def multiply(
     return z, Moments(partial, size.pixels, block).merge(moments=True)
 
 
-def normalize(
-    z: Tensor, y: Tensor, norm: Norm, saved: Tensor, size: Sizes, moments: Moments, *, rectifies: bool
+def apply_norm(
+    z: Tensor, y: Tensor, norm: Norm, saved: Tensor, size: ConvSizes, moments: Moments, *, rectifies: bool
 ) -> None:
     """Write the normalized results, and the moments that the backward pass needs."""
     split = Split.of(size.pixels, size.row)
@@ -196,7 +196,7 @@ def normalize(
     )
 
 
-def sum_gradients(dy: Tensor, dy_row: int, z: Tensor, saved: Tensor, size: Sizes) -> Moments:
+def sum_gradients(dy: Tensor, dy_row: int, z: Tensor, saved: Tensor, size: ConvSizes) -> Moments:
     """The sums that the gradient of a batch norm needs."""
     split = Split.of(size.pixels, size.channels)
     partial = torch.empty(split.chunks, 2, size.channels, device=z.device)
@@ -219,7 +219,7 @@ class Backward(NamedTuple):
     weight: Tensor | None  # of the batch norm
     pointwise: Tensor
     maps: Sequence[Tensor]
-    size: Sizes
+    size: ConvSizes
     reading: Reading = READ
 
     @property

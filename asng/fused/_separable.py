@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from asng.fused._dispatch import DTYPES, compute_dtype, is_supported
 from asng.fused._norm import uses_batch_statistics
-from asng.fused._pointwise import MAX_CHANNELS, is_pointwise
+from asng.fused._pointwise import MAX_OUTPUTS, is_pointwise
 
 
 class SeparableConv2d(nn.Sequential):
@@ -33,14 +33,14 @@ class SeparableConv2d(nn.Sequential):
         dtype = compute_dtype(x)
         if not (is_separable(layers) and _fits(x, layers, dtype)):
             return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
-        from asng.fused._separable_function import SeparableFunction, Settings
+        from asng.fused._separable_function import HalfSettings, SeparableFunction
 
         settings, tensors = [], []
         for _, depthwise, pointwise, norm in (layers[:4], layers[4:]):
             if norm.num_batches_tracked is not None and norm.track_running_stats:
                 norm.num_batches_tracked.add_(1)
             tensors += [depthwise.weight, pointwise.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var]
-            settings.append(Settings(depthwise.kernel_size[0], depthwise.stride[0], norm.momentum, norm.eps))
+            settings.append(HalfSettings(depthwise.kernel_size[0], depthwise.stride[0], norm.momentum, norm.eps))
         save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *tensors))
         return SeparableFunction.apply(x, *tensors, settings, dtype, save)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -51,7 +51,7 @@ def is_separable(layers: Any) -> bool:
     if len(kinds) != 8 or kinds[:2] + kinds[4:6] != 2 * [nn.ReLU, nn.Conv2d]:
         return False
     channels = layers[1].in_channels
-    return channels <= MAX_CHANNELS and all(
+    return channels <= MAX_OUTPUTS and all(
         _is_depthwise(depthwise, channels)
         and is_pointwise((pointwise, norm))
         and pointwise.in_channels == pointwise.out_channels == channels

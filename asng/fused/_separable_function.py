@@ -18,7 +18,7 @@ WEIGHT_ELEMENTS = 2
 TAP_PROGRAMS = {3: 2112, 5: 1056}  # that sum up gradients of depthwise weights, tile by tile
 
 
-class Settings(NamedTuple):
+class HalfSettings(NamedTuple):
     """The settings of a half."""
 
     kernel: int
@@ -30,7 +30,7 @@ class Settings(NamedTuple):
 class Half(NamedTuple):
     """The settings of a half, and the sizes of its input and output; `row`: the elements of a pixel in memory."""
 
-    settings: Settings
+    settings: HalfSettings
     images: int
     channels: int
     row: int
@@ -40,7 +40,7 @@ class Half(NamedTuple):
     out_width: int
 
     @classmethod
-    def both(cls, x: Tensor, settings: list[Settings]) -> list["Half"]:
+    def both(cls, x: Tensor, settings: list[HalfSettings]) -> list["Half"]:
         images, channels, height, width = x.shape
         row = align(channels)
         result = []
@@ -56,9 +56,9 @@ class Half(NamedTuple):
         return self.images * self.out_height * self.out_width
 
     @property
-    def product(self) -> _pointwise.Sizes:
+    def product(self) -> _pointwise.ConvSizes:
         """The sizes of the 1x1 convolution."""
-        return _pointwise.Sizes.of_rows(self.pixels, self.channels, self.row)
+        return _pointwise.ConvSizes.of_rows(self.pixels, self.channels, self.row)
 
 
 class Saved(NamedTuple):
@@ -112,7 +112,7 @@ class SeparableFunction(torch.autograd.Function):
                 to_save += Saved(source, taps[index], d, z, saved, depthwise, pointwise, *norm[:2])
                 source = torch.empty_like(z) if index == 0 else y
                 after = Norm(norm[0], norm[1], norm[2], norm[3], *half.settings[2:])
-                _pointwise.normalize(z, source, after, saved, half.product, moments, rectifies=index == 0)
+                _pointwise.apply_norm(z, source, after, saved, half.product, moments, rectifies=index == 0)
         running = [tensor for tensor in (*tensors[4:6], *tensors[10:12]) if tensor is not None]
         if running:
             torch.autograd.graph.increment_version(running)

@@ -392,4 +392,4 @@ def test_a_search_on_real_faces(plain, tmp_path):
 
 
 def test_more_layers_than_memory_holds_are_refused():
-    assert refusal("inpainting", "search", "--layers", 1001) == "layers must be at most 1000, got 1001"
+    assert refusal("inpainting", "search", "--layers", 1001) == "--layers must be at most 1000, got 1001"

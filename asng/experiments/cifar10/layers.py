@@ -87,13 +87,6 @@ class PathSum(nn.Module):
         return (a if scale_a is None else a * scale_a) + (b if scale_b is None else b * scale_b)
 
 
-class FanOut(nn.Module):
-    """A tensor, for several users."""
-
-    def forward(self, x: Tensor, number: int) -> Sequence[Tensor]:
-        return [x] * number
-
-
 class FactorizedReduce(nn.Module):
     """Halves even heights and widths of rectified maps: (n, in, h, w) to (n, out, h/2, w/2), out even.
 

@@ -19,7 +19,6 @@ from asng.experiments.cifar10 import space
 from asng.experiments.cifar10.layers import (
     AveragePool,
     FactorizedReduce,
-    FanOut,
     PathSum,
     auxiliary_head,
     concatenate,
@@ -123,7 +122,6 @@ class Cell(nn.Module):
     inputs: list[int]
     ends: list[int]
     sum: PathSum
-    fan_out: FanOut
     drop_path: Tensor
 
     def __init__(
@@ -135,7 +133,7 @@ class Cell(nn.Module):
         self.operations = nn.ModuleList(modules)
         self.paths = [[(source, modules.index(module)) for source, module in pair] for pair in nodes]
         self.inputs = space.cell_inputs(nodes)
-        self.ends, self.sum, self.fan_out = list(ends), PathSum(), FanOut()
+        self.ends, self.sum = list(ends), PathSum()
         self.register_buffer("drop_path", torch.zeros((), dtype=torch.float64), persistent=False)
 
     def forward(self, before: Tensor | None, previous: Tensor | None) -> Tensor:
@@ -143,7 +141,8 @@ class Cell(nn.Module):
         drop_path: float | Tensor = 0.0
         if self.training:  # on a GPU a tensor, so that a CUDA graph reads it at every replay
             drop_path = self.drop_path if self.drop_path.is_cuda else self.drop_path.item()
-        ends = run_nodes(self.entries, (before, previous), nodes, self.ends, drop_path, self.sum, self.fan_out)
+        fan_out = fused.fan_out if isinstance(self.sum, fused.ScaledSum) else repeat
+        ends = run_nodes(self.entries, (before, previous), nodes, self.ends, drop_path, self.sum, fan_out)
         return join_ends(ends, self.join.weight, self.norm)
 
 
@@ -338,7 +337,7 @@ def count_without_auxiliary(model: nn.Module) -> int:
     return sum(p.numel() for name, p in model.named_parameters() if not name.startswith("auxiliary."))
 
 
-FUSED: dict[Any, Any] = {AveragePool: fused.AvgPool2d, PathSum: fused.ScaledSum, FanOut: fused.FanOut}
+FUSED: dict[Any, Any] = {AveragePool: fused.AvgPool2d, PathSum: fused.ScaledSum}
 
 
 def use_fused_kernels(model: Model) -> Model:

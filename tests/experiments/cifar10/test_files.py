@@ -133,7 +133,7 @@ def test_a_download_may_end_in_an_empty_folder(tmp_path, contents, monkeypatch):
         ({"content": bytes(10**8)}, "there are more than the [0-9,]+ bytes of the archive"),
         ({"sent": 300_000}, "IncompleteRead|MD5 sum of the archive"),
         ({"status": 404}, "404"),
-        (None, "onnection"),  # refused: nobody listens
+        (None, "127.0.0.1 cannot be reached"),  # refused: nobody listens
     ],
 )
 def test_a_failed_download_leaves_nothing_and_says_what_to_do(tmp_path, contents, monkeypatch, wrong, message):
