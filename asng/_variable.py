@@ -65,11 +65,11 @@ class Variable(ABC):
         """
         return None
 
-    def log_prob(self, parameters: Any, value: Any) -> float:
+    def log_prob(self, params: Any, value: Any) -> float:
         """Compute the log-probability of a value.
 
         Args:
-            parameters: The distribution of the variable, as `to_external` returns it.
+            params: The distribution of the variable, as `to_external` returns it.
             value: One of the values.
 
         Returns:
@@ -125,11 +125,11 @@ class Variable(ABC):
         """
 
     @abstractmethod
-    def to_external(self, parameters: Any) -> Any:
+    def to_external(self, params: Any) -> Any:
         """Convert the parameters of the family to the user's units.
 
         Args:
-            parameters: The entry of `Family.describe` for this variable.
+            params: The entry of `Family.describe` for this variable.
 
         Returns:
             Probabilities of the choices (choices,), or `Normal(mean, std)`.

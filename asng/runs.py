@@ -32,7 +32,7 @@ CHECKPOINT = "checkpoint.pt"
 ARCHITECTURE = "architecture.json"
 SUMMARY = "summary.json"
 
-Settings = TypeVar("Settings")
+SettingsT = TypeVar("SettingsT")
 
 
 class Run:
@@ -218,7 +218,7 @@ def _nearest(path: Path) -> Path | None:
     return None if parent == path.parent else parent
 
 
-def settings_from_config(kind: type[Settings], config: Mapping[str, Any], folder: Path) -> Settings:
+def settings_from_config(kind: type[SettingsT], config: Mapping[str, Any], folder: Path) -> SettingsT:
     """Settings from the configuration of the run in a folder; lists become tuples.
 
     ValueError, which names the file, for those that are missing, of another type or out of their range.

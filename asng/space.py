@@ -81,12 +81,12 @@ class Categorical(Variable):
     def values(self) -> Sequence[Any]:
         return self.choices
 
-    def log_prob(self, parameters: Any, value: Any) -> float:
+    def log_prob(self, params: Any, value: Any) -> float:
         position = self.index(value)
         try:
-            return math.log(parameters[position])
+            return math.log(params[position])
         except Exception:
-            raise ValueError(f"{self} has one probability above 0 for each choice, got {parameters!r}") from None
+            raise ValueError(f"{self} has one probability above 0 for each choice, got {params!r}") from None
 
     def from_json(self, data: Any) -> Any:
         written = to_json_text(data)
@@ -107,8 +107,8 @@ class Categorical(Variable):
             raise ValueError(f"probabilities {prior!r} must be >= 0 and sum to 1, not {probabilities.sum():g}")
         return probabilities
 
-    def to_external(self, parameters: Any) -> Array:
-        return as_finite_array(parameters, "probabilities")
+    def to_external(self, params: Any) -> Array:
+        return as_finite_array(params, "probabilities")
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,11 @@ class Integer(Variable):
     def values(self) -> Sequence[int]:
         return range(self.low, self.high + 1)
 
-    def log_prob(self, parameters: Any, value: Any) -> float:
+    def log_prob(self, params: Any, value: Any) -> float:
         # Of the normal numbers that are clipped and rounded to the value.
         if not self.contains(value):
             raise range_error(self, value)
-        normal = NormalDist(*_as_normal(parameters))
+        normal = NormalDist(*_as_normal(params))
         below = 0.0 if value == self.low else normal.cdf(value - 0.5)
         above = 1.0 if value == self.high else normal.cdf(value + 0.5)
         return math.log(max(above - below, 1e-300))
@@ -171,8 +171,8 @@ class Integer(Variable):
     def to_internal(self, prior: Any) -> Normal:
         return _normal(prior, self.low, self.high)
 
-    def to_external(self, parameters: Any) -> Normal:
-        return _as_normal(parameters)
+    def to_external(self, params: Any) -> Normal:
+        return _as_normal(params)
 
 
 @dataclass(frozen=True)
@@ -234,8 +234,8 @@ class Real(Variable):
         mean, std = _normal(prior, self.low, self.high)
         return Normal((self._to_scale(mean) - self.center) / self.half, std / self.half)
 
-    def to_external(self, parameters: Any) -> Normal:
-        mean, std = _as_normal(parameters)
+    def to_external(self, params: Any) -> Normal:
+        mean, std = _as_normal(params)
         return Normal(self.decode(mean), std * self.half)
 
     def _to_scale(self, value: float) -> float:
@@ -286,8 +286,8 @@ class Custom(Variable):
         self.family.encode([prior])  # raises where the family cannot take it
         return prior
 
-    def to_external(self, parameters: Any) -> Any:
-        return parameters
+    def to_external(self, params: Any) -> Any:
+        return params
 
 
 def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family:
@@ -320,13 +320,13 @@ def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family
     return parts[0][0] if len(parts) == 1 else Joint(parts)
 
 
-def _as_normal(parameters: Any) -> Normal:
+def _as_normal(params: Any) -> Normal:
     """Mean and standard deviation as floats."""
     try:
-        mean, std = parameters
+        mean, std = params
         return Normal(float(mean), float(std))
     except Exception:
-        raise ValueError(f"the parameters of a number are (mean, std), got {parameters!r}") from None
+        raise ValueError(f"the parameters of a number are (mean, std), got {params!r}") from None
 
 
 def _normal(prior: Any, low: float, high: float) -> Normal:

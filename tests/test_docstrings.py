@@ -1,6 +1,6 @@
 """Public objects are documented in Google's style, and their signatures name public types alone.
 
-The rules hold for what `asng` and `asng.nas` export and for the public methods of these classes. A method without a
+The rules hold for what `asng`, `asng.nas` and `asng.fused` export and for the public methods of these classes. A method without a
 docstring has that of the method it overrides. Methods of torch's protocol, such as forward, need no sections: the
 class says what it is called with.
 """
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 import asng
-from asng import nas
+from asng import fused, nas
 
-EXPORTED = {name: getattr(module, name) for module in (asng, nas) for name in module.__all__}
+EXPORTED = {name: getattr(module, name) for module in (asng, nas, fused) for name in module.__all__}
 CLASSES = {name: thing for name, thing in EXPORTED.items() if inspect.isclass(thing)}
 ALIASES = {
     "Judge",

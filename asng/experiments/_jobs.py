@@ -172,7 +172,7 @@ class SearchJob(_ImageJob):
 
     def network(self, values: Values) -> nn.Module:
         """The static network of an architecture with the weights of the search and its own batch statistics."""
-        network = nas.extract(self.model, values)
+        network = self.oneshot.supernet.extract(values)
         if self._task.calibration_batches:
             nas.recalibrate(network, (self.train_batches(number)[0] for number in range(self._calibration)))
         return network

@@ -99,10 +99,10 @@ class Chains:
         """
         device = images.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else images.dtype
-        return _Run.apply(anchor, images.to(dtype), geometry, weights, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _ChainFunction.apply(anchor, images.to(dtype), geometry, weights, self)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Run(torch.autograd.Function):
+class _ChainFunction(torch.autograd.Function):
     """The chain that the geometry describes; adds the gradients of weights where the table of addresses says."""
 
     @staticmethod

@@ -46,6 +46,12 @@ def test_search_retrain_and_evaluate_run_one_after_another(table):
     assert run("stripes", "evaluate", folder, "--device", "cpu").code == 0
 
 
+def test_its_report_says_how_to_repeat_it(table):
+    assert run("stripes", "search", *TINY).code == 0
+    assert run("report", table / "runs" / "stripes-asng-seed0", "--out", "page.html").code == 0
+    assert "asng stripes search --" in (table / "page.html").read_text(encoding="utf-8")
+
+
 def test_limits_methods_and_baselines_are_those_of_all_experiments(table):
     words = [*TINY, "--epochs", "1", "--max-params", "100", "--method", "uniform", "--num-random", "5"]
     assert run("stripes", "search", *words, "--out", table / "limited").code == 0

@@ -199,7 +199,7 @@ def test_a_run_leaves_metrics_architecture_pictures_and_a_summary(whole):
         assert {"test_accuracy", "seconds", "images_per_second"} <= set(record)
         assert record["images_per_second"] == pytest.approx(3 * 2 * 4 / record["seconds"])
         assert set(values_of(record["architecture"])) == set(SPACE)
-        assert record["calibration_batches"] == 3  # so the log says that batch statistics were estimated anew
+        assert record["calibration_batches"] == 3  # so the log says that batch statistics were estimated again
     values = from_json((folder / "architecture.json").read_text(), SPACE)
     assert values == summary["values"] == values_of(records[-1]["architecture"])
     probabilities = json.loads((folder / "summary.json").read_text())["distribution"]
