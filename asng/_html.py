@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from html import escape
 from typing import Any
 
-from asng._untrusted import printable, shorten
+from asng._untrusted import escape_controls, shorten
 
 VOID = {"br", "img", "input", "meta"}  # elements without an end tag
 MAX_TEXT = 300  # characters of a name or a value
@@ -62,7 +62,7 @@ def clean(value: Any) -> str:
     >>> clean("a\\n\\u202eb")
     'a\\\\n\\\\u202eb'
     """
-    return printable(shorten(value, str, MAX_TEXT, "…"))
+    return escape_controls(shorten(value, str, MAX_TEXT, "…"))
 
 
 def script_json(data: Any, name: str) -> Html:

@@ -57,7 +57,7 @@ def exit_at_signals(code: int) -> Iterator[None]:
 
     An exception out of the import of a library may leave it half made, so that the process dies of it at its exit.
     """
-    ours = _ours()
+    ours = _held_signals()
     for number in ours:
         signal.signal(number, lambda number, frame: os._exit(code))
     try:
@@ -67,7 +67,7 @@ def exit_at_signals(code: int) -> Iterator[None]:
             signal.signal(number, DEFAULTS[number])
 
 
-def _ours() -> list[int]:
+def _held_signals() -> list[int]:
     """The signals that a block may handle: none outside of the main thread, nor those that the caller handles."""
     if threading.current_thread() is not threading.main_thread():
         return []
@@ -105,7 +105,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
     Only in the main thread. Processes forked inside the block handle the signals as usual. A KeyboardInterrupt that
     Python drops, as in the callbacks that clean up after imports, is raised again a moment later.
     """
-    ours = _ours()
+    ours = _held_signals()
     process, begin, report_dropped = os.getpid(), time.monotonic(), sys.unraisablehook
 
     def interrupt(number: int, frame: Any) -> None:

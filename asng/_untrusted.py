@@ -121,10 +121,10 @@ def mismatch(value: Any, shape: Any) -> str:
     return ""
 
 
-def printable(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Text as one line that is harmless to any terminal: control characters and other bytes become escapes.
 
-    >>> print(printable("a\\x1b[2Jb\\nc\\udcffd"))
+    >>> print(escape_controls("a\\x1b[2Jb\\nc\\udcffd"))
     a\\x1b[2Jb\\nc\\udcffd
     """
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -169,7 +169,7 @@ class Integer(Variable):
         return math.log(max(above - below, 1e-300))
 
     def to_internal(self, prior: Any) -> Normal:
-        return _normal(prior, self.low, self.high)
+        return _to_normal(prior, self.low, self.high)
 
     def to_external(self, params: Any) -> Normal:
         return _as_normal(params)
@@ -231,7 +231,7 @@ class Real(Variable):
         return float(super().to_json(value))
 
     def to_internal(self, prior: Any) -> Normal:
-        mean, std = _normal(prior, self.low, self.high)
+        mean, std = _to_normal(prior, self.low, self.high)
         return Normal((self._to_scale(mean) - self.center) / self.half, std / self.half)
 
     def to_external(self, params: Any) -> Normal:
@@ -329,7 +329,7 @@ def _as_normal(params: Any) -> Normal:
         raise ValueError(f"the parameters of a number are (mean, std), got {params!r}") from None
 
 
-def _normal(prior: Any, low: float, high: float) -> Normal:
+def _to_normal(prior: Any, low: float, high: float) -> Normal:
     """Validate a prior (mean, std) of a number between two bounds."""
     numbers = as_finite_array(prior, "mean and standard deviation")
     if numbers.shape != (2,):

@@ -1,8 +1,8 @@
 """Public objects are documented in Google's style, and their signatures name public types alone.
 
-The rules hold for what `asng`, `asng.nas` and `asng.fused` export and for the public methods of these classes. A method without a
-docstring has that of the method it overrides. Methods of torch's protocol, such as forward, need no sections: the
-class says what it is called with.
+The rules hold for what `asng`, `asng.nas` and `asng.fused` export and for the public methods of these classes. A method
+without a docstring has that of the method it overrides. Methods of torch's protocol, such as forward, need no sections:
+the class says what it is called with.
 """
 
 import ast

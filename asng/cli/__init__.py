@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from asng import __version__
 from asng._checks import did_you_mean
 from asng._signals import exit_at_signals, ignore_signals, sigterm_as_interrupt
-from asng._untrusted import printable
+from asng._untrusted import escape_controls
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130  # the last one is what a shell reports for Ctrl-C
 
@@ -113,17 +113,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_overview(arguments)
     except ImportError as error:  # where it is imported: there is no list of what a command needs
         cure = "" if "pip install" in str(error) else "; the commands need pip install 'asng[experiments]'"
-        print(f"asng: {printable(str(error))}{cure}", file=sys.stderr)
+        print(f"asng: {escape_controls(str(error))}{cure}", file=sys.stderr)
         sys.exit(FAILED)
     except MemoryError as error:
-        print(f"asng: there is not enough memory ({printable(str(error))}); choose smaller settings", file=sys.stderr)
+        print(
+            f"asng: there is not enough memory ({escape_controls(str(error))}); choose smaller settings",
+            file=sys.stderr,
+        )
         sys.exit(FAILED)
     except BrokenPipeError:  # such as by `| head`
         with suppress(OSError):  # nothing is left to be written at the exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except (ValueError, OSError) as error:
-        print(f"asng: {printable(str(error))}", file=sys.stderr)
+        print(f"asng: {escape_controls(str(error))}", file=sys.stderr)
         sys.exit(WRONG_INPUT)
     except KeyboardInterrupt:
         atexit.register(ignore_signals)  # another one would only disturb the exit
@@ -136,7 +139,7 @@ def show_own_warning(message: Warning | str, *about: Any, **more: Any) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__") == "warnings":
         frame = frame.f_back
     if str(frame.f_globals.get("__name__")).split(".")[0] == "asng":
-        print(f"asng: warning: {printable(str(message))}", file=sys.stderr)
+        print(f"asng: warning: {escape_controls(str(message))}", file=sys.stderr)
 
 
 def print_overview(arguments: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from asng import _progress
 from asng._progress import Progress
-from asng._untrusted import printable
+from asng._untrusted import escape_controls
 from asng.cli.estimate import describe_estimate
 from asng.runs import CONFIG, ENVIRONMENT
 
@@ -160,14 +160,14 @@ def command_progress_bar(title: str, folder: Path | None = None, console: Consol
         if folder is not None:
             kept = any(path.suffix in (".jsonl", ".pt") and path.name != ENVIRONMENT for path in folder.glob("*"))
             where = f" What is finished is in {folder}; the same command continues." if kept else " Nothing was saved."
-        print(printable(f"Interrupted.{where}"), file=sys.stderr)
+        print(escape_controls(f"Interrupted.{where}"), file=sys.stderr)
         raise
 
 
 def print_lines(*lines: str) -> None:
     """Print each line harmlessly, whatever names are in it."""
     for line in lines:
-        print(printable(line))
+        print(escape_controls(line))
 
 
 def make_table(title: str, names: Iterable[str], rows: Iterable[Iterable[str]], *left: str, caption: str = "") -> Table:

@@ -97,7 +97,7 @@ def search(
     def callback(record: Any) -> bool:
         if isinstance(record, nas.Step):
             return False
-        losses.append(_finite(record["score"]))
+        losses.append(_check_finite_loss(record["score"]))
         return is_behind(losses)
 
     arch_optimizer = ASNG(nas.space_of(model), seed=settings.seed)
@@ -115,10 +115,10 @@ def search(
     except NoFiniteLoss:
         losses.append(DIVERGED)
         values, loss = arch_optimizer.mode(), DIVERGED
-    return {"kind": kind, "hyper": hyper, "losses": losses, "loss": _finite(loss), "values": values}
+    return {"kind": kind, "hyper": hyper, "losses": losses, "loss": _check_finite_loss(loss), "values": values}
 
 
-def _finite(loss: float) -> float:
+def _check_finite_loss(loss: float) -> float:
     """A loss that JSON holds; that of weights that diverged is large."""
     return loss if math.isfinite(loss) else DIVERGED
 

@@ -235,12 +235,12 @@ def _to_parameter(distribution: Any) -> Parameter | None:
         return Parameter(distribution, indices, lambda x: choices[int(x)], distribution.to_internal_repr)
     try:
         is_stepped = not distribution.log and distribution.step is not None
-        return _steps(distribution) if is_stepped else _real(distribution)
+        return _steps(distribution) if is_stepped else _to_real(distribution)
     except ValueError:
         return None
 
 
-def _real(distribution: Any) -> Parameter:
+def _to_real(distribution: Any) -> Parameter:
     """A real number; an integer on a logarithmic scale is one that is rounded."""
     low, high = distribution.low, distribution.high
     is_integer = isinstance(distribution, IntDistribution)

@@ -7,7 +7,7 @@ from typing import Any
 
 from asng._files import as_path
 from asng._html import is_normal
-from asng._untrusted import printable
+from asng._untrusted import escape_controls
 
 
 class TensorBoard:
@@ -50,7 +50,7 @@ class TensorBoard:
         if self._writer is None:  # what a killed process wrote of this step and later ones is hidden
             self._writer = self._make_writer(str(self._folder), purge_step=step)
         for name, number in _scalars(record).items():
-            self._writer.add_scalar(printable(name), number, step)
+            self._writer.add_scalar(escape_controls(name), number, step)
         likely = _most_likely(record.get("distribution") or {})
         if likely and likely != self._shown:
             self._writer.add_text("architecture", likely, step)
@@ -88,7 +88,7 @@ def _most_likely(distribution: Mapping[str, Mapping[str, Any]]) -> str:
             rows.append((name, f"{parameters['mean']:.4g}"))
         elif all(map(_is_number, parameters.values())):
             rows.append((name, max(parameters, key=lambda choice: parameters[choice])))
-    cells = [[printable(cell).replace("|", r"\|") for cell in row] for row in rows]
+    cells = [[escape_controls(cell).replace("|", r"\|") for cell in row] for row in rows]
     return (
         "\n".join(f"| {' | '.join(row)} |" for row in (("decision", "choice"), ("---", "---"), *cells)) if rows else ""
     )

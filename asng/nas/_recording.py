@@ -145,7 +145,7 @@ class Body:
         if isinstance(value, Dim):
             return value.text
         if isinstance(value, LITERALS):
-            return literal(value)
+            return to_literal(value)
         if isinstance(value, torch.device):  # of the inputs, wherever the module runs
             return f"{self._texts[id(self._alive[0])]}.device" if self._alive else f"torch.device({str(value)!r})"
         if isinstance(value, slice):
@@ -258,11 +258,11 @@ class Body:
         return tuple(self.signature), (*lines, f"return {text}")
 
 
-def literal(value: Any) -> str:
+def to_literal(value: Any) -> str:
     """A value of `LITERALS` as Python writes it, also one of a subclass, such as NumPy's numbers.
 
     >>> import numpy as np
-    >>> literal(np.float64(0.5)), literal(float("inf")), literal(True)
+    >>> to_literal(np.float64(0.5)), to_literal(float("inf")), to_literal(True)
     ('0.5', "float('inf')", 'True')
     """
     plain = next((kind(value) for kind in NUMBERS_AND_TEXTS if isinstance(value, kind)), value)

@@ -105,7 +105,7 @@ class Size(Arithmetic):
         """The size under the selected values."""
         return int(self._number())
 
-    def _under(self, values: Mapping[str, Any]) -> int:
+    def _size_under(self, values: Mapping[str, Any]) -> int:
         """The size under the values of an architecture, whatever is selected."""
         return int(next(iter(self._numbers(values))))
 

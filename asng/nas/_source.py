@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from asng import __version__
-from asng._untrusted import printable
+from asng._untrusted import escape_controls
 from asng.nas._preserve import label_of
 from asng.nas._recording import RESERVED, NotRecordable, Recording, unique_name
 
@@ -90,7 +90,7 @@ class Source:
 
     def describe(self, description: str, inputs: str, weights: str) -> str:
         """The text of the Python module; `inputs` are an expression, `weights` is the name of a file."""
-        plain = textwrap.fill(printable(description).replace("\\", "/").replace('"', "'"), 100)
+        plain = textwrap.fill(escape_controls(description).replace("\\", "/").replace('"', "'"), 100)
         header = HEADER.format(description=plain, version=__version__, inputs=inputs, weights=weights)
         if "F." not in self._text:
             header = header.replace("from torch.nn import functional as F\n", "")
@@ -202,7 +202,7 @@ def constructor_of(module: nn.Module) -> str | None:
             arguments[name] = value
             is_needed = default is parameter.empty and len(texts) < 2
             texts.append(repr(value) if is_needed else f"{name}={value!r}")
-    return f"nn.{kind.__name__}({', '.join(texts)})" if _makes(kind, arguments, module) else None
+    return f"nn.{kind.__name__}({', '.join(texts)})" if _is_made_by(kind, arguments, module) else None
 
 
 def _is_literal(value: Any) -> bool:
@@ -212,7 +212,7 @@ def _is_literal(value: Any) -> bool:
     return type(value) in (bool, int, float, str, type(None))
 
 
-def _makes(kind: Any, arguments: dict[str, Any], module: nn.Module) -> bool:
+def _is_made_by(kind: Any, arguments: dict[str, Any], module: nn.Module) -> bool:
     """True if a call makes a layer with the same settings, and weights of the same shapes."""
     try:
         with torch.device("meta"):

@@ -194,7 +194,7 @@ class _Contents:
 
     def to_torch(self) -> bytes:
         file = io.BytesIO()
-        with _quiet("torch.export"):
+        with _silence("torch.export"):
             torch.export.save(self._program(), file)
             file.seek(0)
             module = torch.export.load(file).module()
@@ -204,7 +204,7 @@ class _Contents:
     def to_onnx(self) -> bytes:
         import onnxruntime  # type: ignore[import-untyped]
 
-        with _quiet("torch.onnx.export"):
+        with _silence("torch.onnx.export"):
             made: Any = torch.onnx.export(self._program(), dynamo=True, verbose=False)
             content: bytes = made.model_proto.SerializeToString()
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
@@ -247,7 +247,7 @@ SOURCE_CURE = (
 
 
 @contextmanager
-def _quiet(what: str) -> Iterator[None]:
+def _silence(what: str) -> Iterator[None]:
     """Silence the warnings and logs of an exporter, and turn its errors into ValueErrors in one line."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

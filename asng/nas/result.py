@@ -329,7 +329,7 @@ def _certainty_of(
     likely: float, whole: Mapping[str, Variable], active: Mapping[str, Variable], values: Values
 ) -> float:
     """The position of a probability between that of the start (0) and the largest possible one (1), in logarithms."""
-    first = probability(_external(whole, family_of(whole).initial()), active, values)
+    first = probability(_to_external(whole, family_of(whole).initial()), active, values)
     largest = probability(sharpest_distribution(whole, values), active, values)
     if not 0 < first < largest:
         return math.nan
@@ -349,10 +349,10 @@ def sharpest_distribution(space: Mapping[str, Variable], values: Values) -> dict
         if variable.values() is not None:
             marginal: Any = variable.marginal()
             x[column] = marginal.low + variable.index(values[name])
-    return _external(space, family.project(family.statistics(x)))
+    return _to_external(space, family.project(family.statistics(x)))
 
 
-def _external(space: Mapping[str, Variable], theta: Array) -> dict[str, Any]:
+def _to_external(space: Mapping[str, Variable], theta: Array) -> dict[str, Any]:
     parts = zip(space.items(), family_of(space).describe(theta), strict=True)
     return {name: variable.to_external(parameters) for (name, variable), parameters in parts}
 

@@ -21,7 +21,14 @@ MAX_CELLS = 1000
 
 def find_warnings(run: RunData) -> list[str]:
     """The warnings about a run, a sentence each; empty where there are none."""
-    return [*run.faults, *_not_finite(run), *_unmet_limits(run), *_short(run), *_collapse(run), *_no_influence(run)]
+    return [
+        *run.faults,
+        *_not_finite(run),
+        *_unmet_limits(run),
+        *_find_short(run),
+        *_collapse(run),
+        *_no_influence(run),
+    ]
 
 
 def _not_finite(run: RunData) -> Iterator[str]:
@@ -53,7 +60,7 @@ def _unmet_limits(run: RunData) -> Iterator[str]:
         yield f"No candidate has met the limits{so_far}. Raise the limits, or allow smaller choices."
 
 
-def _short(run: RunData) -> Iterator[str]:
+def _find_short(run: RunData) -> Iterator[str]:
     """Warn of few steps or noise, and an undecided distribution, as `nas.search` does."""
     distribution = run.final_distribution
     choices = [parameters for parameters in distribution.values() if not is_normal(parameters)]

@@ -72,7 +72,7 @@ def load_cifar10(
     if len(missing := _missing_files(folder)) == len(RELEASE.files):
         _download(folder, progress)
     elif missing:
-        raise ValueError(f"{folder} lacks {', '.join(missing)}; {_again(folder)}")
+        raise ValueError(f"{folder} lacks {', '.join(missing)}; {_repeat_hint(folder)}")
     *train, test = (_read(folder / name, md5) for name, md5 in RELEASE.files.items())
     return _to_images(device, np.concatenate(train)), _to_images(device, test)
 
@@ -106,7 +106,7 @@ def _manual_download() -> str:
     return f"download {RELEASE.url}, unpack it, and name its folder with --data or the environment variable ASNG_DATA"
 
 
-def _again(folder: Path) -> str:
+def _repeat_hint(folder: Path) -> str:
     return f"move {folder} away to have it downloaded again, or {_manual_download()}"
 
 
@@ -114,10 +114,12 @@ def _read(path: Path, md5: str) -> np.ndarray:
     """The records of a file, uint8 (n, 3073), once they are seen to be the published ones."""
     content = read_bytes(path)
     if len(content) != RELEASE.images * RECORD:
-        raise ValueError(f"{path} has {len(content):,} bytes, not {RELEASE.images * RECORD:,}; {_again(path.parent)}")
+        raise ValueError(
+            f"{path} has {len(content):,} bytes, not {RELEASE.images * RECORD:,}; {_repeat_hint(path.parent)}"
+        )
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != md5:
-        raise ValueError(f"{path} is damaged: its MD5 sum is {found}, not {md5}; {_again(path.parent)}")
+        raise ValueError(f"{path} is damaged: its MD5 sum is {found}, not {md5}; {_repeat_hint(path.parent)}")
     return np.frombuffer(content, np.uint8).reshape(-1, RECORD)
 
 
@@ -129,7 +131,7 @@ def _to_images(device: torch.device | str, records: np.ndarray) -> ImageSet:
 def _download(folder: Path, progress: Progress) -> None:
     """Put the files of the release there, all at once: until the last moment nothing is seen of them."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is there, but without any file of CIFAR-10; {_again(folder)}")
+        raise ValueError(f"{folder} is there, but without any file of CIFAR-10; {_repeat_hint(folder)}")
     above = next(parent for parent in folder.absolute().parents if parent.is_dir())
     try:
         with TemporaryDirectory(prefix=".cifar-10-", dir=above) as aside:  # the same file system, to be renamed

@@ -103,7 +103,7 @@ class Columns:
     def add_size(self, size: Size) -> int:
         """The column of a size that follows decisions."""
         self.unread.difference_update(decision.name for decision in size.decisions)
-        return self._add((Size, repr(size)), lambda: lambda values, positions: [size._under(values)])
+        return self._add((Size, repr(size)), lambda: lambda values, positions: [size._size_under(values)])
 
     def _add(self, key: Any, make_encoder: Callable[[], Encoder], length: int = 1) -> int:
         """The first column of an encoder, which is made for a new key."""
@@ -169,11 +169,11 @@ class StaticBatch:
 
     def fits(self, batch: Any) -> bool:
         leaves, spec = pytree.tree_flatten(batch)
-        return bool(spec == self._spec) and all(map(_alike, leaves, self._leaves))
+        return bool(spec == self._spec) and all(map(_are_alike, leaves, self._leaves))
 
     def find_change(self, batch: Any) -> str | None:
         leaves, spec = pytree.tree_flatten(batch)
-        different = [pair for pair in zip(leaves, self._leaves, strict=False) if not _alike(*pair)]
+        different = [pair for pair in zip(leaves, self._leaves, strict=False) if not _are_alike(*pair)]
         if spec != self._spec or not different or any(isinstance(leaf, Tensor) for pair in different for leaf in pair):
             return None
         return f"a batch holds {different[0][0]!r} instead of {different[0][1]!r}, and only tensors may change"
@@ -184,7 +184,7 @@ class StaticBatch:
                 target.copy_(source, non_blocking=True)
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _are_alike(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.shape == other.shape and one.dtype == other.dtype
     return type(one) is type(other) and bool(one == other)

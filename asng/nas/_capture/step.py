@@ -49,7 +49,7 @@ class CapturedStep:
 
         `n` candidates were drawn for each half; those that are feasible are trained and judged.
         """
-        iteration = self._ready(n, train_batch, valid_batch) if train else None
+        iteration = self._find_iteration(n, train_batch, valid_batch) if train else None
         if iteration is None:
             self.leave()
             return None
@@ -58,7 +58,7 @@ class CapturedStep:
             self._is_current = True
         return iteration.step(train, train_batch, valid, valid_batch)
 
-    def _ready(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
+    def _find_iteration(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
         """The iteration for such batches, captured if need be."""
         if self._refused:
             return None
