@@ -1,4 +1,7 @@
-"""Learning rate, weight decay and augmentation chosen by Optuna; each trial is a short one-shot search with pruning."""
+"""Learning rate, weight decay and augmentation chosen by Optuna; each trial is a short one-shot search with pruning.
+
+Needs `pip install optuna scikit-learn`.
+"""
 
 from typing import Any
 

@@ -12,6 +12,7 @@ from asng.cli import EXPERIMENTS, Images
 from asng.cli.flags import parse_command
 from asng.cli.terminal import OutputFlags, command_progress_bar, output_of, print_lines
 from asng.experiments._export import Exportable, load_digits_run, load_image_run
+from asng.nas.export import plan_files
 from asng.runs import read_config
 
 Format = Literal["json", "safetensors", "python", "torch", "onnx"]
@@ -46,6 +47,7 @@ def run_export(arguments: Sequence[str]) -> None:
     """`asng export`."""
     command = parse_command(ExportCommand, "export", arguments)
     folder = command.out or command.run / "export"
+    plan_files(folder, command.format, {})  # digits are trained first, which takes a while
     with output_of(command) as output:
         found = load_run(command.run, command.data)
         print_lines(f"Weights: {found.weights}")

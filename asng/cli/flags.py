@@ -17,7 +17,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from asng._checks import did_you_mean
 
-EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted by Ctrl-C or SIGTERM (the run is kept)."
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted by Ctrl-C, SIGTERM or SIGHUP (the run is kept)."
+)
 NUMBER_NAMES = {int: "an integer", float: "a number"}
 MAX_WIDTH, COLUMN = 100, 26  # of the help; where its texts begin
 

@@ -84,23 +84,28 @@ def export(
         raise ValueError(
             f"the model has decisions ({', '.join(names[:5])}); export what nas.extract(model, values) returns"
         )
-    chosen = _check_formats(formats, values)
-    paths = {name: as_path(folder, "folder") / FILES[name] for name in chosen}
-    for path in paths.values():
-        if path.exists() or path.is_symlink():
-            raise ValueError(f"{path} exists already and is not overwritten; choose another folder, or remove it")
+    paths = plan_files(folder, formats, values)
     network: nn.Module = fused.unfuse(copy.deepcopy(unwrap(model))).cpu().float().eval()
     if not isinstance(kwargs, Mapping | None):
         raise ValueError(f"kwargs must be a dict of example inputs, got {shorten(kwargs)}")
     if not isinstance(description, str):
         raise ValueError(f"description must be text, got {shorten(description)}")
     inputs = _to_inputs(args, kwargs or {})
-    contents = _Contents(network, inputs, values, description, "python" in chosen)
-    made = {name: getattr(contents, f"to_{name}")() for name in chosen}
+    contents = _Contents(network, inputs, values, description, "python" in paths)
+    made = {name: getattr(contents, f"to_{name}")() for name in paths}
     for name, path in paths.items():
         make_folder_for(path)
         with atomic_write(path) as file:
             file.write(made[name])
+    return paths
+
+
+def plan_files(folder: Any, formats: Collection[str] | None, values: Values | None) -> dict[str, Path]:
+    """The file of each format; raises as `export` does, before anything takes long."""
+    paths = {name: as_path(folder, "folder") / FILES[name] for name in _check_formats(formats, values)}
+    for path in paths.values():
+        if path.exists() or path.is_symlink():
+            raise ValueError(f"{path} exists already and is not overwritten; choose another folder, or remove it")
     return paths
 
 
