@@ -1,7 +1,4 @@
-"""Learning rate, weight decay and augmentation chosen by Optuna; each trial is a short one-shot search with pruning.
-
-Needs `pip install optuna scikit-learn`.
-"""
+"""Learning rate, weight decay and augmentation chosen by Optuna (`pip install optuna`); each trial is a short search."""
 
 from typing import Any
 

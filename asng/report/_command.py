@@ -21,7 +21,8 @@ def repeat_commands(runs: Sequence[RunData]) -> list[str]:
 
 def _repeat_command(run: RunData, seeds: int) -> str | None:
     """The command, quoted for a shell, with all settings and a folder of its own; None for a run of no command."""
-    if len(run.kind.split()) != 2 or run.kind.split()[1] not in VERBS:
+    is_saved_result = "version" not in run.config or "optimizer" in run.config  # by `SearchResult.save`
+    if is_saved_result or len(run.kind.split()) != 2 or run.kind.split()[1] not in VERBS:
         return None
     flags = {name: value for name, value in run.config.items() if name not in NOT_FLAGS}
     if run.kind.endswith(" retrain"):

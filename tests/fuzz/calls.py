@@ -89,8 +89,8 @@ def _of_variables() -> dict[str, Call]:
         calls[f"{name}.to_json"] = variable.to_json, {"value": value}
         calls[f"{name}.from_json"] = variable.from_json, {"data": value}
         calls[f"{name}.to_internal"] = variable.to_internal, {"prior": parameters}
-        calls[f"{name}.to_external"] = variable.to_external, {"parameters": parameters}
-        calls[f"{name}.log_prob"] = variable.log_prob, {"parameters": parameters, "value": value}
+        calls[f"{name}.to_external"] = variable.to_external, {"params": parameters}
+        calls[f"{name}.log_prob"] = variable.log_prob, {"params": parameters, "value": value}
         if variable.values() is not None:
             calls[f"{name}.index"] = variable.index, {"value": value}
     return calls
