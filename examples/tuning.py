@@ -1,4 +1,4 @@
-"""Learning rate, weight decay and augmentation chosen by Optuna (`pip install optuna`); each trial is a short search."""
+"""Learning rate, weight decay and augmentation chosen by Optuna (`pip install optuna`); each trial is a search."""
 
 from typing import Any
 

@@ -83,7 +83,7 @@ def test_names_and_values_stay_text_wherever_they_stand(text, tmp_path):
 
 
 def test_the_name_of_a_folder_stays_text(tmp_path):
-    config = {"experiment": "cifar10", "kind": "retrain", "seed": 0, "mask": "$(reboot)"}
+    config = {"experiment": "cifar10", "kind": "retrain", "version": "0.1.0", "seed": 0, "mask": "$(reboot)"}
     run = write_run(tmp_path / "<script>alert(1)<\u2028\n'x", config, [{"epoch": 1, "train_loss": 0.5}])
     page = Page(report.write([run], tmp_path / "report.html"))
     assert_harmless(page)
