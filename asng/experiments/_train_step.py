@@ -76,7 +76,8 @@ class TrainStep:
         Both attributes are how `torch.amp.GradScaler` speaks to fused optimizers.
         """
         optimizer: Any = self.optimizer
-        norm = nn.utils.get_total_norm(p.grad for p in self._parameters if p.grad is not None)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         optimizer.grad_scale = torch.clamp((norm + 1e-6) / self._max_grad_norm, min=1.0).float()
         optimizer.found_inf = (~norm.isfinite()).float()
         optimizer.step()

@@ -12,7 +12,7 @@ from asng.fused._norm import BatchNorm2d, uses_batch_statistics
 
 NORMS = {nn.BatchNorm2d, BatchNorm2d}
 MAX_OUTPUTS = 256
-MAX_MAPS = 5
+MAX_MAPS = 5  # that the kernels read side by side
 
 
 class PointwiseConv2d(nn.Sequential):

@@ -19,10 +19,10 @@ from asng.fused._dispatch import (
     to_rows,
 )
 from asng.fused._norm import PROGRAM_CHANNELS, Split
+from asng.fused._pointwise import MAX_MAPS
 
 MAX_MOMENTS = 4096  # channels times chunks that every program adds up; more are merged by a kernel before
 MAX_SUMS = 2048  # likewise, of gradients, of which every program adds up all channels
-MAX_MAPS = 5  # that the kernels read side by side
 MAX_MERGES = 256  # chunks that become one in it
 MAX_BLOCK = 64  # channels that are multiplied at once
 MAX_PIXELS = 128  # of a tile
