@@ -61,9 +61,11 @@ class TrainStep:
             loss = self._loss_fn(self.model, batch)
         if self._clips_in_update:
             loss.backward()  # type: ignore[no-untyped-call]
+            SideStream.join_all(parameter.grad for parameter in self._parameters)
             self._clip_and_update()
             return loss.detach()
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        SideStream.join_all(parameter.grad for parameter in self._parameters)
         self._scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
         self._scaler.step(self.optimizer)

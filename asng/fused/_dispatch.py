@@ -1,7 +1,7 @@
 """Checks of the tensors that the kernels take."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib.util import find_spec
@@ -100,11 +100,12 @@ def device_of(x: Tensor) -> AbstractContextManager[None]:
 class SideStream:
     """Runs kernels beside those of the current stream while a CUDA graph is captured, and elsewhere in order.
 
-    Only where `allow` says so: in the bodies of switches it measured slower.
+    Only where `allow` says so, since it is left running until `join_all`: in the bodies of switches it measured slower.
     """
 
     _is_allowed: ClassVar[bool] = False  # in all threads: autograd has its own
     _streams: ClassVar[dict[int, Any]] = {}
+    _running: ClassVar[list[tuple[Any, list[int], Any]]] = []  # streams, addresses they write to, what they read
 
     def __init__(self, x: Tensor) -> None:
         cuda: Any = torch.cuda
@@ -116,11 +117,6 @@ class SideStream:
                 self._streams[key] = cuda.Stream(x.device)
             self._side = self._streams[key]
 
-    @property
-    def is_open(self) -> bool:
-        """Whether kernels run beside others."""
-        return self._outer is not None
-
     @classmethod
     @contextmanager
     def allow(cls) -> Iterator[None]:
@@ -129,6 +125,12 @@ class SideStream:
             yield
         finally:
             cls._is_allowed = False
+            cls._running.clear()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether kernels run beside others."""
+        return self._outer is not None
 
     @contextmanager
     def fork(self) -> Iterator[None]:
@@ -140,10 +142,26 @@ class SideStream:
         with torch.cuda.stream(self._side):
             yield
 
-    def join(self) -> None:
-        """Let the current stream wait for the side stream; until then memory of neither may be freed."""
+    def leave(self, written: Sequence[Tensor], *read: Any) -> None:
+        """Let it run on until `join_all`; until then what it reads stays in memory, and nobody may read what it writes.
+
+        Autograd does not: it takes the gradient of a weight as it is, unless somebody else refers to it.
+        """
         if self._outer is not None:
-            self._outer.wait_stream(self._side)
+            self._running.append((self._side, [tensor.data_ptr() for tensor in written], read))
+
+    @classmethod
+    def join_all(cls, gradients: Iterable[Tensor | None]) -> None:
+        """Let the current stream wait for all side streams, which have written some of the gradients of weights.
+
+        Raises RuntimeError if autograd has copied one of them before.
+        """
+        addresses = {gradient.data_ptr() for gradient in gradients if gradient is not None}
+        for stream, written, _ in cls._running:
+            torch.cuda.current_stream().wait_stream(stream)
+            if not addresses.issuperset(written):
+                raise RuntimeError("a gradient was copied before it was computed; leave out hooks of parameters")
+        cls._running.clear()
 
 
 @cache

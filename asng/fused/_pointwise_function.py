@@ -154,7 +154,7 @@ class PointwiseFunction(torch.autograd.Function):
             partial, dweight, dbias = through.run(gradients, side)
             with side.fork():
                 reduce([partial], [dpointwise])
-            side.join()
+        side.leave([dpointwise], through)
         return dpointwise, dweight, dbias, *[None] * 7, *gradients
 
 

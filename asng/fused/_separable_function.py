@@ -148,7 +148,7 @@ class SeparableFunction(torch.autograd.Function):
                 partial_dw1 = _weight_gradient(dd1, first.x, half1, is_rectified=is_padded)
                 _pointwise.reduce([partial_dw1, partial_pw1, partial_dw2, partial_pw2], results)
             _input_gradient(dd1, first.x, first.taps, dx, ctx.row, None, half1)
-            side.join()
+        side.leave(results, through1, through2, dd1, dd2, first, second)
         return dx, *results[:2], *norm1, None, None, *results[2:], *norm2, None, None, None, None, None
 
 

@@ -52,9 +52,6 @@ def run_nodes(
     users = Counter([source for source, _ in paths] + [2 + end for end in ends])
     entered = {source: entries[source](x) for source, x in enumerate(inputs) if source in users}
     like, masks = next(iter(entered.values())), None
-    if isinstance(drop_path, Tensor) or drop_path:
-        masks = like.new_empty(len(nodes), 2, len(like), 1, 1, 1)
-        masks.bernoulli_(1 - drop_path).div_(1 - drop_path)
     sources = {source: iter(fan_out(x, users[source])) for source, x in entered.items()}
     done: dict[tuple[int, nn.Module], Tensor] = {}
     fork = Fork(like.device)
@@ -62,6 +59,9 @@ def run_nodes(
         for path in paths if fork.is_captured else pair:  # side by side each begins as soon as its source is there
             if path not in done and path[0] in sources:
                 done[path] = fork.run(path[1], next(sources[path[0]]))
+        if masks is None and (isinstance(drop_path, Tensor) or drop_path):  # beside the first paths, not before them
+            masks = like.new_empty(len(nodes), 2, len(like), 1, 1, 1)
+            masks.bernoulli_(1 - drop_path).div_(1 - drop_path)
         scales: list[Tensor | None] = []
         if masks is not None:
             scales = [None if isinstance(module, nn.Identity) else masks[node, i] for i, (_, module) in enumerate(pair)]
