@@ -17,11 +17,9 @@ from asng._evaluation import CallResult
 from asng._ragged import Array
 from asng._untrusted import mismatch
 from asng._variable import Variable, stable_repr
+from asng._violations import FEASIBLE, WORST_LOSS, Violation
 
 Limits = Sequence[Callable[[dict[str, Any]], Any]]
-Violation = tuple[int, float]  # limits not reached, violation of the first violated one
-FEASIBLE: Violation = (0, 0.0)
-WORST_LOSS = 1e300  # told for infeasible candidates, which rank behind all finite losses
 ELITES, ELITE_AGE = 1, 20  # how many of the best of the last populations are ranked with the next one
 NOISY_ELITES, NOISY_ELITE_AGE = 2, 5  # the same where losses are noisy
 MAX_RESTART_SIZE = 1000  # the population of restarts: doubled without end, it would only draw
@@ -330,7 +328,7 @@ class BlackBox:
         for index, limit in enumerate(self._limits):
             number = _to_violation(limit(dict(values)), _limit_name(limit))
             if not number <= 0:
-                return len(self._limits) - index - 1, math.inf if math.isnan(number) else number
+                return Violation(len(self._limits) - index - 1, math.inf if math.isnan(number) else number)
         return FEASIBLE
 
     # State.
@@ -386,7 +384,7 @@ class BlackBox:
             self._remember(Trial(candidate, self._key(candidate), start), _from_json(loss), error, active)
         self._queue.extend(map(self._candidate, state["queue"]))
         for x, loss, (first, second) in state["judged"]:
-            candidate, violation = self._candidate(x), (first, _from_json(second))
+            candidate, violation = self._candidate(x), Violation(first, _from_json(second))
             key = self._key(candidate) if violation == FEASIBLE else None
             self._judged.append(Judged(candidate.x, _from_json(loss), violation, key))
         self._stale, self._barren, self._settled = state["counters"]

@@ -31,6 +31,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, or what the user m
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 PREVIOUS = ".asng-previous"
 MAX_SHOWN = 5  # differences in a message
+RUN_FORMAT = 2  # of the files in the folder of a run, and of what its settings mean; older ones are refused
 
 
 class Lock:

@@ -73,7 +73,7 @@ def search(
 
     A second process with the same checkpoint is refused while the first one runs. So is the checkpoint of
     another search: of a model with other weights (names and shapes), another arch_optimizer (method, settings,
-    population_size, seed, initial) or weight_optimizer (class, hyper-parameters), lr_scheduler (class, numbers, names
+    population_size, seed, initial) or weight_optimizer (class, hyperparameters), lr_scheduler (class, numbers, names
     of functions, interval) or epochs of the default one, limits (numbers, names of measures, example inputs), judge
     (its name), max_grad_norm, amp_dtype, mask_inactive, seed, or data (class, length and batch size of `train_loader`
     and `valid_loader`, of a DataLoader also the class of its sampler and the class and length of its data set).
@@ -241,12 +241,12 @@ def describe_search(
 
 
 def describe_weight_optimizer(weight_optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Class and hyper-parameters as they were before the first step, also of an optimizer that is used again."""
-    groups = {str(index): _hyper_parameters(group) for index, group in enumerate(weight_optimizer.param_groups)}
+    """Class and hyperparameters as they were before the first step, also of an optimizer that is used again."""
+    groups = {str(index): _hyperparameters(group) for index, group in enumerate(weight_optimizer.param_groups)}
     return {"class": type(weight_optimizer).__name__, **groups}
 
 
-def _hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
+def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
     ignored = CHANGED_BY_SEARCH | IMPLEMENTATION | (CHANGED_BY_CYCLES if "max_momentum" in group else set())
     settings = {"lr": group.get("initial_lr", group.get("lr")), **{k: v for k, v in group.items() if k not in ignored}}
     # Other versions of torch have other options, which are off by default.

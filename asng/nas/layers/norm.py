@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from asng._checks import check_bool
 from asng.nas._size import AnySize, check_fixed, remainder
 from asng.nas.decisions import SizeLike
-from asng.nas.layers._base import ElasticLayer, first
+from asng.nas.layers._base import ElasticLayer, crop
 
 
 def _remove_bias(norm: ElasticLayer, bias: bool) -> None:
@@ -32,7 +32,7 @@ class _ElasticNorm(ElasticLayer, nn.modules.batchnorm._NormBase):
         # Views, so that updates of the running statistics reach the layer.
         features = self.sizes["num_features"]()
         names = ("weight", "bias", "running_mean", "running_var")
-        parts = {name: first(getattr(self, name), features) for name in names}
+        parts = {name: crop(getattr(self, name), features) for name in names}
         return {**parts, "num_batches_tracked": self.num_batches_tracked}
 
 
@@ -280,7 +280,7 @@ class GroupNorm(ElasticLayer, nn.GroupNorm):
 
     def active_tensors(self) -> dict[str, Tensor | None]:
         channels = self.sizes["num_channels"]()
-        return {"weight": first(self.weight, channels), "bias": first(self.bias, channels)}
+        return {"weight": crop(self.weight, channels), "bias": crop(self.bias, channels)}
 
     def forward(self, input: Tensor) -> Tensor:
         self.check_input(self.sizes["num_channels"], input, 1)
@@ -304,7 +304,7 @@ class _ElasticShapeNorm(ElasticLayer):
     def active_tensors(self) -> dict[str, Tensor | None]:
         shape = self._shape()
         names = [name for name in ("weight", "bias") if hasattr(self, name)]
-        return {name: first(getattr(self, name), *shape) for name in names}  # also of a parametrization
+        return {name: crop(getattr(self, name), *shape) for name in names}  # also of a parametrization
 
     def forward(self, input: Tensor) -> Tensor:
         """Norm over the last axes, with the first features of each."""
