@@ -24,21 +24,6 @@ class _ElasticNorm(ElasticLayer, nn.modules.batchnorm._NormBase):
 
     elastic: ClassVar[tuple[str, ...]] = ("num_features",)
 
-    def __init__(self, num_features: SizeLike, *settings: Any, bias: bool) -> None:
-        super().__init__(num_features, *settings)
-        _remove_bias(self, bias)
-
-    def active_tensors(self) -> dict[str, Tensor | None]:
-        # Views, so that updates of the running statistics reach the layer.
-        features = self.sizes["num_features"]()
-        names = ("weight", "bias", "running_mean", "running_var")
-        parts = {name: crop(getattr(self, name), features) for name in names}
-        return {**parts, "num_batches_tracked": self.num_batches_tracked}
-
-
-class _ElasticBatchNorm(_ElasticNorm, nn.modules.batchnorm._BatchNorm):
-    """Base class of batch norms of all dimensions."""
-
     def __init__(
         self,
         num_features: SizeLike,
@@ -51,7 +36,19 @@ class _ElasticBatchNorm(_ElasticNorm, nn.modules.batchnorm._BatchNorm):
         *,
         bias: bool = True,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        _remove_bias(self, bias)
+
+    def active_tensors(self) -> dict[str, Tensor | None]:
+        # Views, so that updates of the running statistics reach the layer.
+        features = self.sizes["num_features"]()
+        names = ("weight", "bias", "running_mean", "running_var")
+        parts = {name: crop(getattr(self, name), features) for name in names}
+        return {**parts, "num_batches_tracked": self.num_batches_tracked}
+
+
+class _ElasticBatchNorm(_ElasticNorm, nn.modules.batchnorm._BatchNorm):
+    """Base class of batch norms of all dimensions."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Batch norm with the first features; batch statistics in training mode, or without running ones."""
