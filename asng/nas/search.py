@@ -22,9 +22,10 @@ from asng._files import as_checkpoint_path
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, LossFn, Step
+from asng.nas._checkpoints import Checkpoint
 from asng.nas._checks import check_arguments, check_batches, check_decisions
 from asng.nas._loader_job import LoaderJob, Schedules, length_of
-from asng.nas._loop import Checkpoint, run_job
+from asng.nas._loop import run_job
 from asng.nas._measures import ForwardMeasure
 from asng.nas.limits import Limit
 from asng.nas.oneshot import Batch, OneShot
