@@ -16,6 +16,7 @@ from asng._untrusted import read_json_lines
 from asng.runs import CHECKPOINT, METRICS, MetricsFile, Run, make_config, read_config, settings_from_config, write_json
 
 CONFIG = {"experiment": "toy", "rates": (0.05, 0.0005), "seed": 1}
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def append_to(folder, *appended):
@@ -339,3 +340,8 @@ def test_metrics_beside_results_are_restored_and_have_no_nan(tmp_path):
         run.append({"result": 1})
     assert (tmp_path / "metrics.jsonl").read_text() == '{"epoch": 1, "loss": null}\n'
     assert (tmp_path / "results.jsonl").read_text() == '{"result": 1}\n'
+
+
+@pytest.mark.parametrize("config", sorted(RESULTS.rglob("config.json")), ids=lambda path: str(path.parent.name))
+def test_the_kept_results_are_of_this_format(config):
+    assert read_config(config.parent)
