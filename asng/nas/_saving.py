@@ -148,12 +148,12 @@ def decision_rows(
             rows.append((name, value, "", "", _format_parameters(now[name])))
         else:
             numbers = (math.exp(variable.log_prob(where[name], values[name])) for where in (now, largest))
-            others = _others(variable, now[name], values[name])
+            others = _format_others(variable, now[name], values[name])
             rows.append((name, value, *(f"{number:.3f}" for number in numbers), others))
     return rows
 
 
-def _others(variable: Variable, parameters: Any, value: Any) -> str:
+def _format_others(variable: Variable, parameters: Any, value: Any) -> str:
     """The most likely choices beside one; of numbers their distribution."""
     if not isinstance(parameters, np.ndarray):
         return _format_parameters(parameters)
