@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from asng._checks import check_bool
 from asng.nas._size import AnySize, check_fixed, remainder
 from asng.nas.decisions import SizeLike
-from asng.nas.layers._base import ElasticLayer, crop
+from asng.nas.layers._base import ElasticLayer, trim
 
 
 def _remove_bias(norm: ElasticLayer, bias: bool) -> None:
@@ -43,7 +43,7 @@ class _ElasticNorm(ElasticLayer, nn.modules.batchnorm._NormBase):
         # Views, so that updates of the running statistics reach the layer.
         features = self.sizes["num_features"]()
         names = ("weight", "bias", "running_mean", "running_var")
-        parts = {name: crop(getattr(self, name), features) for name in names}
+        parts = {name: trim(getattr(self, name), features) for name in names}
         return {**parts, "num_batches_tracked": self.num_batches_tracked}
 
 
@@ -277,7 +277,7 @@ class GroupNorm(ElasticLayer, nn.GroupNorm):
 
     def active_tensors(self) -> dict[str, Tensor | None]:
         channels = self.sizes["num_channels"]()
-        return {"weight": crop(self.weight, channels), "bias": crop(self.bias, channels)}
+        return {"weight": trim(self.weight, channels), "bias": trim(self.bias, channels)}
 
     def forward(self, input: Tensor) -> Tensor:
         self.check_input(self.sizes["num_channels"], input, 1)
@@ -301,7 +301,7 @@ class _ElasticShapeNorm(ElasticLayer):
     def active_tensors(self) -> dict[str, Tensor | None]:
         shape = self._shape()
         names = [name for name in ("weight", "bias") if hasattr(self, name)]
-        return {name: crop(getattr(self, name), *shape) for name in names}  # also of a parametrization
+        return {name: trim(getattr(self, name), *shape) for name in names}  # also of a parametrization
 
     def forward(self, input: Tensor) -> Tensor:
         """Norm over the last axes, with the first features of each."""
