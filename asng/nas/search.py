@@ -241,26 +241,20 @@ def describe_search(
     }
 
 
-def describe_weight_optimizer(weight_optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Class and hyperparameters as they were before the first step, also of an optimizer that is used again."""
-    groups = {str(index): _hyperparameters(group) for index, group in enumerate(weight_optimizer.param_groups)}
-    return {"class": type(weight_optimizer).__name__, **groups}
-
-
 def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a group of parameters before the first step, also where its optimizer is used again."""
     ignored = CHANGED_BY_SEARCH | IMPLEMENTATION | (CHANGED_BY_CYCLES if "max_momentum" in group else set())
     settings = {"lr": group.get("initial_lr", group.get("lr")), **{k: v for k, v in group.items() if k not in ignored}}
     # Other versions of torch have other options, which are off by default.
     return {name: _to_comparable(value) for name, value in settings.items() if value is not None and value is not False}
 
 
-def describe_lr_scheduler(lr_scheduler: LRScheduler) -> dict[str, Any]:
-    """Class and constructor arguments, as far as attributes of such names keep them; functions by their names."""
+def _scheduler_arguments(lr_scheduler: LRScheduler) -> dict[str, Any]:
+    """Those of the constructor, as far as attributes of such names keep them; functions by their names."""
     arguments = inspect.signature(type(lr_scheduler).__init__).parameters.keys() - {"optimizer", "last_epoch"}
     names = {kept for name in arguments for kept in (name, f"{name}s", f"_{name}")}  # lr_lambdas, _schedulers
     names |= {"_schedule_phases", "total_size", "step_ratio"}  # of OneCycleLR and CyclicLR, made of several arguments
-    settings = {name: _to_comparable(value) for name, value in vars(lr_scheduler).items() if name in names}
-    return {"class": type(lr_scheduler).__name__, **settings}
+    return {name: _to_comparable(value) for name, value in vars(lr_scheduler).items() if name in names}
 
 
 def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
@@ -293,9 +287,10 @@ def _to_comparable(value: Any) -> Any:
             below = "" if value.at_least is None else f"{float(value.at_least)} <= "
             return f"{below}{name}" + ("" if value.at_most is None else f" <= {float(value.at_most)}")
         case torch.optim.Optimizer():
-            return describe_weight_optimizer(value)
+            groups = {str(index): _hyperparameters(group) for index, group in enumerate(value.param_groups)}
+            return {"class": type(value).__name__, **groups}
         case LRScheduler():
-            return describe_lr_scheduler(value)
+            return {"class": type(value).__name__, **_scheduler_arguments(value)}
         case Mapping():
             return {str(key): _to_comparable(item) for key, item in value.items()}
         case tuple() | list():
