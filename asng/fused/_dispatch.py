@@ -116,6 +116,11 @@ class SideStream:
                 self._streams[key] = cuda.Stream(x.device)
             self._side = self._streams[key]
 
+    @property
+    def is_open(self) -> bool:
+        """Whether kernels run beside others."""
+        return self._outer is not None
+
     @classmethod
     @contextmanager
     def allow(cls) -> Iterator[None]:

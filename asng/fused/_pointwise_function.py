@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from asng.fused import _norm_kernels, _pointwise_kernels
+from asng.fused import _norm_kernels, _pointwise_kernels, _sum_kernels
 from asng.fused._dispatch import (
     SideStream,
     align,
@@ -28,7 +28,11 @@ MAX_BLOCK = 64  # channels that are multiplied at once
 MAX_PIXELS = 128  # of a tile
 MIN_PROGRAMS = 120
 WEIGHT_PROGRAMS = 264  # that sum up gradients of weights: each writes a matrix
-INPUT_PIXELS = 64  # of a tile of gradients of inputs
+ONE_PASS_PROGRAMS = 264  # likewise, where the same programs compute those of inputs
+ONE_PASS_CHANNELS = 64  # up to which they can
+# Of gradients of inputs: pixels of a tile, warps, stages, by the channels that a program computes once for all inputs.
+INPUT_TILES = {64: (128, 8, 2), 128: (64, 4, 1)}
+BLOCK_TILE = (64, 4, 3)  # likewise, where there are more channels: block by block, for each block of inputs
 WARPS = 4
 
 
@@ -101,9 +105,9 @@ class Moments(NamedTuple):
         grid, sizes = (-(-channels // 8), len(merged)), (channels, 8, merges)
         warps = max(4, min(merges // 64, 16))
         if moments:
-            _pointwise_kernels.merge_moments[grid](self.partial, merged, *self.arguments, *sizes, num_warps=warps)
+            _sum_kernels.merge_moments[grid](self.partial, merged, *self.arguments, *sizes, num_warps=warps)
         else:
-            _pointwise_kernels.merge_sums[grid](self.partial, merged, chunks, *sizes, num_warps=warps)
+            _sum_kernels.merge_sums[grid](self.partial, merged, chunks, *sizes, num_warps=warps)
         return Moments(merged, self.rows, self.chunk * merges).merge(moments=moments)
 
 
@@ -147,9 +151,9 @@ class PointwiseFunction(torch.autograd.Function):
         with device_of(dy):
             sums = sum_gradients(dy, row_of(dy), z, saved, size).merge(moments=False)
             through = Backward(dy, row_of(dy), z, saved, sums, weight, pointwise, maps, size, ctx.reading)
+            partial, dweight, dbias = through.run(gradients, side)
             with side.fork():
-                reduce([through.weight_gradient()], [dpointwise])
-            dweight, dbias = through.input_gradients(gradients)
+                reduce([partial], [dpointwise])
             side.join()
         return dpointwise, dweight, dbias, *[None] * 7, *gradients
 
@@ -233,21 +237,25 @@ class Backward(NamedTuple):
             "RELU": self.reading.relu,
             "DIAGONAL": self.reading.diagonal,
             "PRECISION": _precision(),
-            "num_warps": WARPS,
         }
 
     def input_gradients(self, gradients: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """Write the gradients of the maps; return those of the batch norm."""
         size, weight, chunks = self.size, self.weight, len(self.sums.partial)
         dweight, dbias = (None, None) if weight is None else (torch.empty_like(weight), torch.empty_like(weight))
-        outputs, groups = min(size.block_channels, MAX_BLOCK), size.maps * -(-size.inputs // size.block_inputs)
-        inside = groups if size.channels <= outputs else 1  # of a program
-        block = min(max(power_of_two(size.pixels * (groups // inside) // MIN_PROGRAMS + 1) // 2, 16), INPUT_PIXELS)
+        groups, outputs = size.maps * -(-size.inputs // size.block_inputs), min(size.block_channels, MAX_BLOCK)
+        limit, (most, warps, stages) = next(
+            ((n, tile) for n, tile in INPUT_TILES.items() if size.channels <= n), (0, BLOCK_TILE)
+        )
+        outputs, inside = (size.block_channels, groups) if limit else (outputs, 1)  # groups of a program
+        block = min(max(power_of_two(size.pixels * (groups // inside) // MIN_PROGRAMS + 1) // 2, 16), most)
         _pointwise_kernels.pointwise_input_gradient[-(-size.pixels // block), groups // inside](
             *(*self._gradient, self.pointwise, dweight, dbias, *_list_maps(self.maps), *_list_maps(gradients)),
             *(chunks, size.pixels, *size[1:], self.dy_row, block, outputs, size.block_inputs, inside),
             power_of_two(chunks),
             **self._flags,
+            num_warps=warps,
+            num_stages=min(pipeline_stages(self.z.device), stages),
         )
         return dweight, dbias
 
@@ -264,9 +272,36 @@ class Backward(NamedTuple):
             *(*self._gradient, partial, *_list_maps(self.maps), chunks, size.pixels, tiles),
             *(*size[1:], self.dy_row, block, outputs, inputs, power_of_two(chunks)),
             **self._flags,
+            num_warps=WARPS,
             num_stages=pipeline_stages(self.z.device),
         )
         return partial
+
+    def run(self, gradients: Sequence[Tensor], side: SideStream) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Write the gradients of the maps; return that of the weights for each program, and those of the batch norm."""
+        if self.size.channels <= ONE_PASS_CHANNELS and not side.is_open:
+            return self._in_one_pass(gradients)
+        with side.fork():
+            partial = self.weight_gradient()
+        return partial, *self.input_gradients(gradients)
+
+    def _in_one_pass(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        size, weight, chunks = self.size, self.weight, len(self.sums.partial)
+        dweight, dbias = (None, None) if weight is None else (torch.empty_like(weight), torch.empty_like(weight))
+        outputs, inputs = size.block_channels, size.block_inputs
+        groups = size.maps * -(-size.inputs // inputs)
+        block = 64 if self.z.element_size() == 2 else 32  # for shared memory
+        tiles = -(-size.pixels // (block * -(-ONE_PASS_PROGRAMS // groups)))
+        programs = -(-size.pixels // (block * tiles))
+        partial = torch.empty(programs, self.pointwise.numel(), device=self.z.device)
+        _pointwise_kernels.pointwise_gradients[programs, groups](
+            *(*self._gradient, self.pointwise, dweight, dbias, partial, *_list_maps(self.maps), *_list_maps(gradients)),
+            *(chunks, size.pixels, tiles, *size[1:], self.dy_row, block, outputs, inputs, power_of_two(chunks)),
+            **self._flags,
+            num_warps=WARPS,
+            num_stages=1,
+        )
+        return partial, dweight, dbias
 
 
 def reduce(partials: list[Tensor], results: list[Tensor]) -> None:
@@ -276,6 +311,6 @@ def reduce(partials: list[Tensor], results: list[Tensor]) -> None:
     tiles = [-(-max(len(partials[i]), len(partials[i + 2])) // rows) for i in (0, 1)]
     lengths = [partial.shape[1] for partial in partials]
     triples = [item for p, r in zip(partials, results, strict=True) for item in (p, r, len(p))]
-    _pointwise_kernels.reduce_rows[-(-max(lengths) // columns), number](
+    _sum_kernels.reduce_rows[-(-max(lengths) // columns), number](
         *triples, lengths[0], lengths[1], *tiles, rows, columns
     )

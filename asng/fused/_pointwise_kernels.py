@@ -1,4 +1,4 @@
-"""Triton kernels of 1x1 convolutions and batch norms after them, and of sums over programs.
+"""Triton kernels of 1x1 convolutions and batch norms after them.
 
 Rows of the inputs have STRIDE elements for each pixel, as in `_depthwise_kernels`. Gradients of weights are summed up
 for each program, and by `reduce_rows` over all of them.
@@ -7,30 +7,7 @@ for each program, and by `reduce_rows` over all of them.
 import triton
 import triton.language as tl
 
-from asng.fused._norm_kernels import combine_moments, combine_sums
-
-
-@triton.jit
-def merge_moments(partial, merged, rows, chunk, chunks, C: tl.constexpr, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr):
-    """Means and summed squared deviations of up to CHUNKS chunks as those of a single one."""
-    c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    first = tl.program_id(1) * CHUNKS
-    rows = tl.minimum(rows - first * chunk, CHUNKS * chunk)
-    mean, var = combine_moments(partial + first * 2 * C, rows, chunk, chunks - first, c, C, CHUNKS)
-    target = merged + tl.program_id(1) * 2 * C + c
-    tl.store(target, mean, c < C)
-    tl.store(target + C, var * rows, c < C)
-
-
-@triton.jit
-def merge_sums(partial, merged, chunks, C: tl.constexpr, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr):
-    """Two sums of up to CHUNKS chunks as those of a single one."""
-    c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    first = tl.program_id(1) * CHUNKS
-    total, product = combine_sums(partial + first * 2 * C, chunks - first, c, C, CHUNKS)
-    target = merged + tl.program_id(1) * 2 * C + c
-    tl.store(target, total, c < C)
-    tl.store(target + C, product, c < C)
+from asng.fused._norm_kernels import combine_sums
 
 
 @triton.jit
@@ -137,13 +114,23 @@ def pointwise_forward(
 
 
 @triton.jit
-def _coefficients(saved, weight, total, product, o, pixels, C: tl.constexpr, AFFINE: tl.constexpr):
-    """The numbers of channels o in the gradient of a batch norm: scale * (gradient - offset - value * slope)."""
+def _coefficients(
+    saved, sums, weight, dweight, dbias, o, chunks, pixels, C: tl.constexpr, CHUNKS: tl.constexpr, AFFINE: tl.constexpr
+):
+    """The numbers of channels o in the gradient of a batch norm: scale * (gradient - offset - value * slope).
+
+    The first program also writes the gradients of the batch norm's weights, if there are pointers for them.
+    """
+    total, product = combine_sums(sums, chunks, o, C, CHUNKS)
     mean = tl.load(saved + o, o < C, other=0.0)
     rstd = tl.load(saved + C + o, o < C, other=0.0)
     scale = rstd
     if AFFINE:
         scale = rstd * tl.load(weight + o, o < C, other=0.0).to(tl.float32)
+        if dweight is not None:  # noqa: SIM102 (Triton has no `and` of constants and tensors)
+            if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+                tl.store(dweight + o, product, o < C)
+                tl.store(dbias + o, total, o < C)
     slope = rstd * product / pixels
     return scale, total / pixels - mean * slope, slope
 
@@ -169,35 +156,6 @@ def _norm_gradient(
     value = tl.load(z + p[:, None] * STRIDE + o[None, :], mask, other=0.0).to(tl.float32)
     dz = scale[None, :] * (gradient - offset[None, :] - value * slope[None, :])
     return tl.where((p < pixels)[:, None] & (o < C)[None, :], dz, 0.0).to(z.dtype.element_ty)
-
-
-@triton.jit
-def _gradient_of_channels(
-    dy,
-    z,
-    saved,
-    sums,
-    weight,
-    dweight,
-    dbias,
-    p,
-    o,
-    chunks,
-    pixels,
-    C: tl.constexpr,
-    STRIDE: tl.constexpr,
-    DY_STRIDE: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    AFFINE: tl.constexpr,
-):
-    """The same from the sums of the chunks; the first program writes the gradients of the batch norm."""
-    total, product = combine_sums(sums, chunks, o, C, CHUNKS)
-    if AFFINE:  # noqa: SIM102 (Triton has no `and` of constants and tensors)
-        if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
-            tl.store(dweight + o, product, o < C)
-            tl.store(dbias + o, total, o < C)
-    scale, offset, slope = _coefficients(saved, weight, total, product, o, pixels, C, AFFINE)
-    return _norm_gradient(dy, z, scale, offset, slope, p, o, pixels, C, STRIDE, DY_STRIDE)
 
 
 @triton.jit
@@ -247,30 +205,31 @@ def pointwise_input_gradient(
     o = tl.arange(0, OUTPUTS)
     dtype = z.dtype.element_ty
     if IS_SINGLE:
-        dz = _gradient_of_channels(
-            *(dy, z, saved, sums, weight, dweight, dbias, p, o, chunks, pixels, C, STRIDE, DY_STRIDE, CHUNKS, AFFINE)
-        )
+        scale, offset, slope = _coefficients(saved, sums, weight, dweight, dbias, o, chunks, pixels, C, CHUNKS, AFFINE)
+        dz = _norm_gradient(dy, z, scale, offset, slope, p, o, pixels, C, STRIDE, DY_STRIDE)
     for group in range(GROUPS):
         index = tl.program_id(1) * GROUPS + group
         number = index // BLOCKS
         c = index % BLOCKS * INPUTS + tl.arange(0, INPUTS)
         inner = tl.zeros([PIXELS, INPUTS], tl.float32)
+        mask = (p < pixels)[:, None] & (c < IN_STRIDE)[None, :]
+        pixel = _pixel(p, number, OUT_WIDTH, DIAGONAL)[:, None] * IN_STRIDE + c[None, :]
+        value = inner
+        if RELU:  # read before the product, which takes its time
+            value = tl.load(_chosen_map(number, x0, x1, x2, x3, x4, COUNT) + pixel, mask, other=0.0).to(tl.float32)
         for start in tl.static_range(0, C, OUTPUTS):
             o = start + tl.arange(0, OUTPUTS)
             if not IS_SINGLE:
-                dz = _gradient_of_channels(
-                    *(dy, z, saved, sums, weight, dweight, dbias, p, o, chunks, pixels),
-                    *(C, STRIDE, DY_STRIDE, CHUNKS, AFFINE),
+                scale, offset, slope = _coefficients(
+                    saved, sums, weight, dweight, dbias, o, chunks, pixels, C, CHUNKS, AFFINE
                 )
-            offsets, mask = _weights(o, c, number, C, IN, COUNT, WEIGHTS, DIAGONAL)
-            factors = tl.load(pointwise + offsets, mask, other=0.0).to(dtype)
+                dz = _norm_gradient(dy, z, scale, offset, slope, p, o, pixels, C, STRIDE, DY_STRIDE)
+            offsets, is_weight = _weights(o, c, number, C, IN, COUNT, WEIGHTS, DIAGONAL)
+            factors = tl.load(pointwise + offsets, is_weight, other=0.0).to(dtype)
             inner = tl.dot(dz, factors, inner, input_precision=PRECISION)
-        mask = (p < pixels)[:, None] & (c < IN_STRIDE)[None, :]
-        offsets = _pixel(p, number, OUT_WIDTH, DIAGONAL)[:, None] * IN_STRIDE + c[None, :]
         if RELU:
-            value = tl.load(_chosen_map(number, x0, x1, x2, x3, x4, COUNT) + offsets, mask, other=0.0)
             inner = tl.where(value <= 0, 0.0, inner)
-        tl.store(_chosen_map(number, dx0, dx1, dx2, dx3, dx4, COUNT) + offsets, inner.to(dx0.dtype.element_ty), mask)
+        tl.store(_chosen_map(number, dx0, dx1, dx2, dx3, dx4, COUNT) + pixel, inner.to(dx0.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -317,8 +276,7 @@ def pointwise_weight_gradient(
     c = tl.program_id(1) % BLOCKS * INPUTS + tl.arange(0, INPUTS)
     o = tl.program_id(2) * OUTPUTS + tl.arange(0, OUTPUTS)
     dtype = z.dtype.element_ty
-    total, product = combine_sums(sums, chunks, o, C, CHUNKS)
-    scale, offset, slope = _coefficients(saved, weight, total, product, o, pixels, C, AFFINE)
+    scale, offset, slope = _coefficients(saved, sums, weight, None, None, o, chunks, pixels, C, CHUNKS, AFFINE)
     gradients = tl.zeros([OUTPUTS, INPUTS], tl.float32)
     for tile in range(tiles):
         p = (tl.program_id(0) * tiles + tile) * PIXELS + tl.arange(0, PIXELS)
@@ -334,44 +292,71 @@ def pointwise_weight_gradient(
 
 
 @triton.jit
-def _reduce(partial, result, rows, columns, TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for tile in range(TILES):
-        row = tile * ROWS + tl.arange(0, ROWS)
-        mask = (row < rows)[:, None] & (column < columns)[None, :]
-        sums += tl.load(partial + row[:, None] * columns + column[None, :], mask, other=0.0)
-    tl.store(result + column, tl.sum(sums, 0).to(result.dtype.element_ty), column < columns)
-
-
-@triton.jit
-def reduce_rows(
-    partial1,
-    result1,
-    rows1,
-    partial2,
-    result2,
-    rows2,
-    partial3,
-    result3,
-    rows3,
-    partial4,
-    result4,
-    rows4,
-    columns13,
-    columns24,
-    TILES13: tl.constexpr,
-    TILES24: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+def pointwise_gradients(
+    dy,
+    z,
+    saved,
+    sums,
+    weight,
+    pointwise,
+    dweight,
+    dbias,
+    partial,
+    x0,
+    x1,
+    x2,
+    x3,
+    x4,
+    dx0,
+    dx1,
+    dx2,
+    dx3,
+    dx4,
+    chunks,
+    pixels,
+    tiles,
+    COUNT: tl.constexpr,
+    IN: tl.constexpr,
+    IN_STRIDE: tl.constexpr,
+    C: tl.constexpr,
+    STRIDE: tl.constexpr,
+    OUT_WIDTH: tl.constexpr,
+    DY_STRIDE: tl.constexpr,
+    PIXELS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    AFFINE: tl.constexpr,
+    RELU: tl.constexpr,
+    DIAGONAL: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
-    """Sums over the rows of four matrices, each into a vector; the first has as many columns as the third."""
-    which = tl.program_id(1)
-    if which == 0:
-        _reduce(partial1, result1, rows1, columns13, TILES13, ROWS, COLUMNS)
-    elif which == 1:
-        _reduce(partial2, result2, rows2, columns24, TILES24, ROWS, COLUMNS)
-    elif which == 2:
-        _reduce(partial3, result3, rows3, columns13, TILES13, ROWS, COLUMNS)
-    else:
-        _reduce(partial4, result4, rows4, columns24, TILES24, ROWS, COLUMNS)
+    """Both of the above in one pass, where a program has all channels of the result.
+
+    The second index of a program is that of a block of channels of one of the maps.
+    """
+    BLOCKS: tl.constexpr = (IN + INPUTS - 1) // INPUTS
+    WEIGHTS: tl.constexpr = IN if DIAGONAL else COUNT * IN  # of a row
+    number = tl.program_id(1) // BLOCKS
+    x = _chosen_map(number, x0, x1, x2, x3, x4, COUNT)
+    dx = _chosen_map(number, dx0, dx1, dx2, dx3, dx4, COUNT)
+    c = tl.program_id(1) % BLOCKS * INPUTS + tl.arange(0, INPUTS)
+    o = tl.arange(0, OUTPUTS)
+    dtype = z.dtype.element_ty
+    scale, offset, slope = _coefficients(saved, sums, weight, dweight, dbias, o, chunks, pixels, C, CHUNKS, AFFINE)
+    weights, is_weight = _weights(o, c, number, C, IN, COUNT, WEIGHTS, DIAGONAL)
+    factors = tl.load(pointwise + weights, is_weight, other=0.0).to(dtype)
+    gradients = tl.zeros([OUTPUTS, INPUTS], tl.float32)
+    for tile in range(tiles):
+        p = (tl.program_id(0) * tiles + tile) * PIXELS + tl.arange(0, PIXELS)
+        dz = _norm_gradient(dy, z, scale, offset, slope, p, o, pixels, C, STRIDE, DY_STRIDE)
+        mask = (p < pixels)[:, None] & (c < IN_STRIDE)[None, :]
+        offsets = _pixel(p, number, OUT_WIDTH, DIAGONAL)[:, None] * IN_STRIDE + c[None, :]
+        value = tl.load(x + offsets, mask, other=0.0).to(dtype)
+        inner = tl.dot(dz, factors, input_precision=PRECISION)
+        if RELU:
+            inner = tl.where(value <= 0, 0.0, inner)
+            value = tl.where(value < 0, 0.0, value).to(dtype)
+        tl.store(dx + offsets, inner.to(dx0.dtype.element_ty), mask)
+        gradients = tl.dot(tl.trans(dz), value, gradients, input_precision=PRECISION)
+    tl.store(partial + tl.program_id(0) * C * WEIGHTS + weights, gradients, is_weight)

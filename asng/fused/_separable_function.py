@@ -1,4 +1,4 @@
-"""Separable convolutions: seven kernels forward, eight backward. Needs Triton."""
+"""Separable convolutions: seven kernels forward, seven or eight backward. Needs Triton."""
 
 from typing import Any, NamedTuple
 
@@ -136,18 +136,14 @@ class SeparableFunction(torch.autograd.Function):
         with device_of(dy):
             sums = _pointwise.sum_gradients(dy, row_of(dy), second.z, second.moments, half2.product)
             through2 = _pointwise_backward(dy, row_of(dy), second, sums, half2)
-            with side.fork():
-                partial_pw2 = through2.weight_gradient()
             dd2 = torch.empty_like(second.d)
-            norm2 = through2.input_gradients([dd2])
+            partial_pw2, *norm2 = through2.run([dd2], side)
             with side.fork():
                 partial_dw2 = _weight_gradient(dd2, second.x, half2, is_rectified=True)
             sums = _input_gradient(dd2, first.z, second.taps, du, half2.row, first, half2)
             through1 = _pointwise_backward(du, half1.row, first, sums, half1)
-            with side.fork():
-                partial_pw1 = through1.weight_gradient()
             dd1 = torch.empty_like(first.d)
-            norm1 = through1.input_gradients([dd1])
+            partial_pw1, *norm1 = through1.run([dd1], side)
             with side.fork():
                 partial_dw1 = _weight_gradient(dd1, first.x, half1, is_rectified=is_padded)
                 _pointwise.reduce([partial_dw1, partial_pw1, partial_dw2, partial_pw2], results)

@@ -62,8 +62,10 @@ def pair(kind, inputs, outputs, ours, torchs):
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 5])
+@pytest.mark.parametrize("one_pass", [64, 0])  # channels up to which all gradients are computed in one pass
 @pytest.mark.parametrize(("shape", "outputs"), [((2, 16, 8, 8), 16), ((1, 42, 5, 7), 42), ((2, 70, 3, 4), 24)])
-def test_joined_maps_and_gradients_equal_torchs(number, shape, outputs):
+def test_joined_maps_and_gradients_equal_torchs(number, shape, outputs, one_pass, monkeypatch):
+    monkeypatch.setattr(_pointwise_function, "ONE_PASS_CHANNELS", one_pass)
     layer, reference = pair(Join, number * shape[1], outputs, join_maps, torch_join)
     maps = [channels_last(shape, torch.float32, seed) for seed in range(number)]
     got = run(layer, *maps)
@@ -73,7 +75,7 @@ def test_joined_maps_and_gradients_equal_torchs(number, shape, outputs):
 
 
 def test_joined_maps_in_several_tiles(monkeypatch):
-    monkeypatch.setattr(_pointwise_function, "WEIGHT_PROGRAMS", 5)
+    monkeypatch.setattr(_pointwise_function, "ONE_PASS_PROGRAMS", 5)
     layer, reference = pair(Join, 3 * 40, 20, join_maps, torch_join)
     maps = [channels_last((2, 40, 9, 8), torch.float32, seed) for seed in range(3)]
     assert_close(run(layer, *maps), run(reference, *(x.double() for x in maps)), torch.float32)

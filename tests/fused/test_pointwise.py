@@ -23,9 +23,11 @@ def pair(inputs, outputs, affine=True):
     return layer, nn.Sequential(*copy.deepcopy(layer)).double()
 
 
-@pytest.mark.parametrize("outputs", [3, 16, 70])
+# Few channels: gradients of inputs and weights in one pass, or in two as on side streams; then tiles of more channels.
+@pytest.mark.parametrize(("outputs", "one_pass"), [(3, 64), (16, 64), (16, 0), (33, 0), (70, 64), (130, 64)])
 @pytest.mark.parametrize("shape", [(2, 16, 8, 8), (1, 42, 7, 5), (2, 130, 3, 4), (3, 2, 1, 3)])
-def test_outputs_and_gradients_equal_torchs(shape, outputs):
+def test_outputs_and_gradients_equal_torchs(shape, outputs, one_pass, monkeypatch):
+    monkeypatch.setattr(_pointwise_function, "ONE_PASS_CHANNELS", one_pass)
     layer, reference = pair(shape[1], outputs, affine=outputs != 16)
     x = channels_last(shape, torch.float32)
     got = run(layer, x)
@@ -57,8 +59,11 @@ def test_mixed_precision_is_as_near_as_torchs(x_dtype):
         assert error(ours, exact) < 2 * error(theirs, exact) + 1e-3
 
 
-def test_programs_with_several_tiles_and_many_chunks(monkeypatch):
+@pytest.mark.parametrize("one_pass", [64, 0])
+def test_programs_with_several_tiles_and_many_chunks(one_pass, monkeypatch):
+    monkeypatch.setattr(_pointwise_function, "ONE_PASS_CHANNELS", one_pass)
     monkeypatch.setattr(_pointwise_function, "WEIGHT_PROGRAMS", 2)
+    monkeypatch.setattr(_pointwise_function, "ONE_PASS_PROGRAMS", 2)
     monkeypatch.setattr(_pointwise_function, "MAX_MOMENTS", 0)
     monkeypatch.setattr(_pointwise_function, "MAX_SUMS", 0)
     monkeypatch.setattr(_pointwise_function, "MAX_MERGES", 4)

@@ -1,0 +1,73 @@
+"""Triton kernels of sums over programs: of moments and sums of chunks, and of gradients of weights."""
+
+import triton
+import triton.language as tl
+
+from asng.fused._norm_kernels import combine_moments, combine_sums
+
+
+@triton.jit
+def merge_moments(partial, merged, rows, chunk, chunks, C: tl.constexpr, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr):
+    """Means and summed squared deviations of up to CHUNKS chunks as those of a single one."""
+    c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    first = tl.program_id(1) * CHUNKS
+    rows = tl.minimum(rows - first * chunk, CHUNKS * chunk)
+    mean, var = combine_moments(partial + first * 2 * C, rows, chunk, chunks - first, c, C, CHUNKS)
+    target = merged + tl.program_id(1) * 2 * C + c
+    tl.store(target, mean, c < C)
+    tl.store(target + C, var * rows, c < C)
+
+
+@triton.jit
+def merge_sums(partial, merged, chunks, C: tl.constexpr, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr):
+    """Two sums of up to CHUNKS chunks as those of a single one."""
+    c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    first = tl.program_id(1) * CHUNKS
+    total, product = combine_sums(partial + first * 2 * C, chunks - first, c, C, CHUNKS)
+    target = merged + tl.program_id(1) * 2 * C + c
+    tl.store(target, total, c < C)
+    tl.store(target + C, product, c < C)
+
+
+@triton.jit
+def _reduce(partial, result, rows, columns, TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for tile in range(TILES):
+        row = tile * ROWS + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & (column < columns)[None, :]
+        sums += tl.load(partial + row[:, None] * columns + column[None, :], mask, other=0.0)
+    tl.store(result + column, tl.sum(sums, 0).to(result.dtype.element_ty), column < columns)
+
+
+@triton.jit
+def reduce_rows(
+    partial1,
+    result1,
+    rows1,
+    partial2,
+    result2,
+    rows2,
+    partial3,
+    result3,
+    rows3,
+    partial4,
+    result4,
+    rows4,
+    columns13,
+    columns24,
+    TILES13: tl.constexpr,
+    TILES24: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Sums over the rows of four matrices, each into a vector; the first has as many columns as the third."""
+    which = tl.program_id(1)
+    if which == 0:
+        _reduce(partial1, result1, rows1, columns13, TILES13, ROWS, COLUMNS)
+    elif which == 1:
+        _reduce(partial2, result2, rows2, columns24, TILES24, ROWS, COLUMNS)
+    elif which == 2:
+        _reduce(partial3, result3, rows3, columns13, TILES13, ROWS, COLUMNS)
+    else:
+        _reduce(partial4, result4, rows4, columns24, TILES24, ROWS, COLUMNS)
