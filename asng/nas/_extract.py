@@ -1,7 +1,7 @@
 """From a model with decisions to a static network, from the outside in."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Reversible
 from contextlib import nullcontext
 from functools import cache
 from types import FunctionType
@@ -46,7 +46,7 @@ class StaticBuild:
         self._views, self._copies = (Build(copies, self._ties.slice, self._original) for copies in (False, True))
         with supernet.select_temporarily(values), preserve_rng(supernet), torch.no_grad():
             with forbid_changes(supernet, "build_static"):
-                self.network = self._static(supernet.model)
+                self.network = self._make_static(supernet.model)
             self._ties.check(self.network.named_modules())
 
     def num_parameters(self) -> int:
@@ -112,7 +112,7 @@ class StaticBuild:
                     others[id(module)] = after
         return _Memo(memo, others) if others else memo
 
-    def _static(self, module: nn.Module) -> nn.Module:
+    def _make_static(self, module: nn.Module) -> nn.Module:
         if module not in self._replacements:
             if module in self._in_progress:
                 label = label_of(module, self._original)
@@ -122,11 +122,11 @@ class StaticBuild:
             if holds_decisions(module, self._seen):
                 replacement = self._replacement(module)
                 if replacement is not module:
-                    result = self._static(replacement)
+                    result = self._make_static(replacement)
                 else:
                     result = copy.copy(module)
                     children = module._modules.items()
-                    static = {name: None if child is None else self._static(child) for name, child in children}
+                    static = {name: None if child is None else self._make_static(child) for name, child in children}
                     result.__dict__["_modules"] = static  # the original keeps its own
             self._replacements[module] = result
         return self._replacements[module]
@@ -203,10 +203,10 @@ class _Memo(dict[int, Any]):
 
 def walk(
     root: nn.Module,
-    children: Callable[[nn.Module], Iterable[nn.Module | None]] = lambda module: module._modules.values(),
+    children: Callable[[nn.Module], Reversible[nn.Module | None]] = lambda module: module._modules.values(),
     predicate: Callable[[nn.Module], bool] = lambda module: True,
 ) -> Iterator[nn.Module]:
-    """The modules that meet a predicate, each once, from a root on; `modules()` is several times as slow."""
+    """The modules that meet a predicate, each once, in the order of `modules()`, which is several times as slow."""
     seen: set[nn.Module] = set()
     waiting: list[nn.Module | None] = [root]
     while waiting:
@@ -214,7 +214,7 @@ def walk(
         if module is not None and module not in seen and predicate(module):
             seen.add(module)
             yield module
-            waiting.extend(children(module))
+            waiting.extend(reversed(children(module)))
 
 
 def holds_decisions(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
