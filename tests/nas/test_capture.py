@@ -57,6 +57,15 @@ def test_mixed_precision_equals_the_plain_step_bit_for_bit():
     assert_same_steps(Choosy(), amp_dtype=torch.bfloat16)
 
 
+def test_a_module_in_two_choices_keeps_its_weights_in_mixed_precision():
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(OneOf("a", [shared, nn.Tanh()]), OneOf("b", [nn.Tanh(), shared]), nn.Linear(4, 3))
+    own = [shared.weight, shared.bias]
+    opened = iteration(oneshot(model), batches(1)[0], amp_dtype=torch.bfloat16)
+    step(oneshot(model), opened, *pairs(1)[0])
+    assert all(parameter is before for parameter, before in zip(shared.parameters(), own, strict=True))
+
+
 class Recomputes(nn.Module):
     def __init__(self, body):
         super().__init__()

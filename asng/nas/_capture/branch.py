@@ -45,7 +45,8 @@ class Weights:
         """Let a model run with the leaves."""
         named = model.named_parameters(remove_duplicate=False)
         leaves = {name: self.leaves[id(parameter)] for name, parameter in named if id(parameter) in self.leaves}
-        return _reparametrize_module(model, leaves)
+        # The last one first at the end: a module of two names gets its leaf twice.
+        return _reparametrize_module(model, leaves, stack_weights=True)
 
 
 @dataclass
