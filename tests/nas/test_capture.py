@@ -170,6 +170,16 @@ def test_the_cifar10_network_equals_the_plain_step_up_to_rounding():
     assert_same_steps(CifarNet(4, 3), dtype=torch.double, same=False, max_grad_norm=5.0, data=data)
 
 
+def test_nested_choices_of_the_cifar10_network_are_one_switch():
+    model = CifarNet(2, 3)
+    opened = iteration(oneshot(model), (torch.randn(2, 3, 8, 8), torch.randint(10, (2,))))
+    cells = [site for site in opened._passes["train"].sites if not site.cases]  # each with 10 slots behind it
+    slots = [site for site in opened._passes["train"].sites if site.cases]
+    assert len(cells) == 3
+    assert [len(slot.cases) for slot in slots] == [5 * (2 + node) for node in range(5) for _ in range(2)] * 3
+    assert not any(case.sites for slot in slots for case in slot.cases)
+
+
 def cross_entropy_and_metrics(model, batch):
     loss = cross_entropy(model, batch)
     return loss, {"twice": 2 * loss, "rows": len(batch[0])} if loss.requires_grad else {"half": loss / 2}
