@@ -174,6 +174,7 @@ class SharedCell(nas.Searchable):
     slots: nn.ModuleList
     join: nn.Conv2d
     norm: nn.BatchNorm2d
+    node_sources: Tensor
 
     def __init__(
         self, before: int, previous: int, channels: int, *, reduced: bool, reduces: bool, affine: bool
@@ -200,6 +201,7 @@ class SharedCell(nas.Searchable):
         # One parameter with the columns of all nodes: all of them decay from the first step on.
         self.join = nn.Conv2d(space.NODES * channels, channels, 1, bias=False)
         self.norm = norm(channels, affine)
+        self.register_buffer("node_sources", 2 + torch.arange(space.NODES, dtype=torch.int32), persistent=False)
 
     def _nodes(self) -> Modules:
         """The selected paths."""
@@ -224,17 +226,14 @@ class SharedCell(nas.Searchable):
         states = [entry(x) for entry, x in zip(self.entries, (before, previous), strict=True)]
         for node in range(space.NODES):
             states.append(self.slots[2 * node](states) + self.slots[2 * node + 1](states))
-        channels = self.join.out_channels
-        loose = self._find_loose().repeat_interleave(channels, output_size=space.NODES * channels)
-        weight = self.join.weight * loose.view(1, -1, 1, 1)
-        return join_ends(states[2:], weight, self.norm)
+        columns = self.join.weight.view(-1, space.NODES, self.join.out_channels, 1, 1)
+        columns = columns * self._find_loose().view(-1, 1, 1, 1)
+        return join_ends(states[2:], columns.flatten(1, 2), self.norm)
 
     def _find_loose(self) -> Tensor:
         """1 for nodes that are loose ends, 0 for the others, on the device."""
         slots: Any = self.slots
-        sources = torch.stack([slot.index for slot in slots])
-        nodes = torch.arange(2, 2 + space.NODES, device=sources.device, dtype=sources.dtype)
-        return (sources[:, None] != nodes).all(0)
+        return (torch.stack([slot.index for slot in slots])[:, None] != self.node_sources).all(0)
 
     def active_modules(self) -> Iterable[nn.Module]:
         used = {source for pair in self._nodes() for source, _ in pair}

@@ -4,7 +4,7 @@ Autograd does not see into the cases. Each case has a small graph of its own, fr
 the backward pass is a switch, too: the case that ran adds to the gradients of its parameters and of its inputs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +21,7 @@ from asng.nas._capture.cases import Case, Mode, Refused, Site
 if TYPE_CHECKING:
     from asng.nas._capture.trace import Trace
 
+ALIGNMENT = 512  # bytes, that of torch's allocator: kernels are chosen by it
 LARGE = 1 << 15  # numbers, of which torch's kernel for many tensors gives each a few blocks of threads only
 
 
@@ -59,6 +60,7 @@ class Scope:
     next: int = 0
     anchor: Tensor | None = None  # ties switches to the graph even where no input has a gradient
     sources: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    zeros: Iterator[Tensor] | None = None  # gradients of the sources to come
     masks: dict[Any, Tensor] = field(default_factory=dict)  # of sizes
 
     def forget(self) -> None:
@@ -195,6 +197,17 @@ def add_all(targets: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> No
             pairs[1].append(gradient)
     for some, added in alike.values():
         torch._foreach_add_(some, added)
+
+
+def zeros_like(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Zeros of the shapes, strides and types of some tensors, in one piece of memory for each type."""
+    flat: dict[torch.dtype, Iterator[Tensor]] = {}
+    sizes = [-(-tensor.untyped_storage().nbytes() // ALIGNMENT) * ALIGNMENT // tensor.itemsize for tensor in tensors]
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        parts = [size for size, tensor in zip(sizes, tensors, strict=True) if tensor.dtype is dtype]
+        flat[dtype] = iter(torch.split(torch.zeros(sum(parts), dtype=dtype, device=device), parts))
+    parts_and_tensors = ((next(flat[tensor.dtype]), tensor) for tensor in tensors)
+    return [part.as_strided(like.shape, like.stride(), part.storage_offset()) for part, like in parts_and_tensors]
 
 
 def leaves(outputs: Sequence[Tensor], since: int = -1) -> dict[int, tuple[Tensor, set[str]]]:

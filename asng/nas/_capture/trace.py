@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from asng.nas._capture import cases as _cases
-from asng.nas._capture.branch import Branch, Scope, SwitchInput, Weights, add_all, leaves
+from asng.nas._capture.branch import Branch, Scope, SwitchInput, Weights, add_all, leaves, zeros_like
 from asng.nas._capture.cases import Assignment, Case, Columns, Mode, NumbersFn, Refused, Site, Unswitchable
 from asng.nas._capture.masked import forward_of as forward_masked
 from asng.nas._size import Size
@@ -311,9 +311,18 @@ class Trace:
         """A tensor and the gradient that switches add to; made once for each tensor of a scope."""
         sources = self.scope.sources
         if id(tensor) not in sources:
-            gradient = torch.zeros_like(tensor)
+            gradient = self._zeros_like(tensor)
             sources[id(tensor)] = tensor, SwitchInput.apply(gradient, tensor), gradient  # type: ignore[no-untyped-call]
         return sources[id(tensor)][1:]
+
+    def _zeros_like(self, tensor: Tensor) -> Tensor:
+        """The next of the gradients of a scope, which are made together at the first: one kernel clears them all."""
+        scope = self.scope
+        if self.discovers:
+            scope.case.sources.append(torch.empty_like(tensor, device="meta"))
+            return torch.zeros_like(tensor)
+        scope.zeros = scope.zeros or iter(zeros_like(scope.case.sources, tensor.device))
+        return next(scope.zeros)
 
     def addresses_of(self, parameters: Sequence[Tensor]) -> Tensor:
         if self.discovers:  # mixed precision casts them as it does for a convolution
