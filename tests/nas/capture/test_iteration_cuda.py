@@ -273,10 +273,11 @@ def synchronizes(model, batch):
     ("settings", "reason"),
     [
         ({"loss_fn": synchronizes}, "synchroniz"),
+        ({"judge": synchronizes}, "synchroniz"),
         ({"amp_dtype": torch.float16}, "float16"),
         ({"weight_optimizer": torch.optim.Adam}, "give Adam capturable=True"),
     ],
-    ids=["sync", "float16", "adam"],
+    ids=["loss", "judge", "float16", "adam"],
 )
 def test_what_cannot_be_captured_runs_as_usual_with_the_reason(settings, reason):
     model = Choosy().cuda()
