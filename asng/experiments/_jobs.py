@@ -95,7 +95,7 @@ class SearchJob(_ImageJob):
                 f"the smallest architecture has {smallest_size:,} parameters, more than max_params={max_params:,}"
             )
         streams = np.random.SeedSequence(settings.seed).spawn(2)
-        self.arch_optimizer = settings.build_optimizer(nas.space_of(self.model), streams[0])
+        self.arch_optimizer = settings.build_optimizer(task.search_space(vars(settings)), streams[0])
         self._eval_seed = streams[1]
         # Not fused: there torch refuses weights that are touched for the first time beside others that were before.
         weight_optimizer = torch.optim.SGD(

@@ -23,12 +23,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from asng import ASNG, SNG, Adam, Categorical, Integer, RandomSearch, Real, nas
+from asng import ASNG, SNG, Adam, Categorical, Integer, RandomSearch, Real, Variable, nas
 from asng.experiments import digits, toy
 from asng.experiments._images import ImageSet
 from asng.experiments._jobs import SearchJob
 from asng.experiments.cifar10 import data as cifar10_data
 from asng.experiments.cifar10 import network as cifar10_network
+from asng.experiments.cifar10 import space as cifar10_space
 from asng.experiments.cifar10 import task as cifar10
 from asng.experiments.inpainting import data as faces
 from asng.experiments.inpainting import network as inpainting_network
@@ -398,12 +399,13 @@ def parameter_counts() -> Values:
         "inpainting int": inpainting_network.Net(search_space("int", small.layers, widths=small.widths)),
         "digits": digits.Net(),
     }
-    counts = {name: [nas.parameters(model, values) for values in draw(model)] for name, model in models.items()}
+    spaces = {name: nas.space_of(model) for name, model in models.items()} | {"cifar10": cifar10_space.SPACE}
+    counts = {name: [nas.parameters(model, values) for values in draw(spaces[name])] for name, model in models.items()}
     return {"portable": counts, "bits": {}}
 
 
-def draw(model: nn.Module) -> list[dict[str, Any]]:
-    return [candidate.values for candidate in RandomSearch(nas.space_of(model), seed=0).ask(200)]
+def draw(space: Mapping[str, Variable]) -> list[dict[str, Any]]:
+    return [candidate.values for candidate in RandomSearch(space, seed=0).ask(200)]
 
 
 QUICK: dict[str, Callable[[], Values]] = {function.__name__: function for function in (ask_tell, toy_short)}

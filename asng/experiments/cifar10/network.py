@@ -6,7 +6,6 @@ what is selected runs, and what two nodes have in common runs once.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import repeat
 from typing import Any, ClassVar, TypeVar
 
@@ -27,7 +26,6 @@ from asng.experiments.cifar10.layers import (
     separable,
 )
 from asng.fused._pointwise import join_maps
-from asng.nas._capture import trace as _trace
 
 STREAMS = 8  # on which paths of a cell run side by side
 Model = TypeVar("Model", bound=nn.Module)
@@ -146,35 +144,26 @@ class Cell(nn.Module):
         return join_ends(ends, self.join.weight, self.norm)
 
 
-class CellDecisions(nn.Module):
-    """The decisions of one kind of cell, which all cells of the kind hold in common."""
+class FromSource(nn.Module):
+    """One of the states of a cell, through one of several operations."""
 
-    slots: nn.ModuleList
+    source: int
+    operation: nas.OneOf
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, source: int, operation: nas.OneOf) -> None:
         super().__init__()
-        self.slots = nn.ModuleList(nas.Value(name, v) for name, v in space.SPACE.items() if name.startswith(kind))
+        self.source, self.operation = source, operation
 
-    def paths(self) -> space.Paths:
-        values: list[Any] = [slot.value for slot in self.slots]
-        nodes = zip(values[0::4], values[1::4], values[2::4], values[3::4], strict=True)
-        return [((in1, op1), (in2, op2)) for in1, in2, op1, op2 in nodes]
-
-    def path(self, node: int, index: int) -> tuple[int, str]:
-        """The source and the operation of one path."""
-        slots: Any = self.slots
-        return slots[4 * node + index].value, slots[4 * node + 2 + index].value
-
-    def loose(self) -> Tensor:
-        """1 for nodes that are loose ends, 0 for the others, on the device where a captured step chooses."""
-        slots: Any = self.slots
-        sources = torch.stack([slots[4 * node + index].index for node in range(space.NODES) for index in range(2)])
-        nodes = torch.arange(2, 2 + space.NODES, device=sources.device, dtype=sources.dtype)
-        return (sources[:, None] != nodes).all(0)
+    def forward(self, states: Sequence[Tensor]) -> Tensor:
+        result: Tensor = self.operation(states[self.source])
+        return result
 
 
 class SharedCell(nas.Searchable):
     """All cells of a kind in one: every path to a node has weights of its own, and the selected ones run.
+
+    A slot is a path to a node: one of the sources, and of each one of the operations. The two slots of a node, which
+    lie side by side, hold the same operations.
 
     `before` and `previous` are the channels of the inputs; `reduced`: the first is twice as high and
     wide as the second. `reduces`: the paths from both inputs have a stride of 2.
@@ -182,89 +171,83 @@ class SharedCell(nas.Searchable):
 
     inputs: tuple[int, int]
     entries: nn.ModuleList
-    operations: nn.ModuleDict
+    slots: nn.ModuleList
     join: nn.Conv2d
     norm: nn.BatchNorm2d
+    node_sources: Tensor
 
     def __init__(
-        self,
-        choices: CellDecisions,
-        before: int,
-        previous: int,
-        channels: int,
-        *,
-        reduced: bool,
-        reduces: bool,
-        affine: bool,
+        self, before: int, previous: int, channels: int, *, reduced: bool, reduces: bool, affine: bool
     ) -> None:
         super().__init__()
-        self.choices = choices
         self.inputs = (0, 1)  # those of all architectures
         older = FactorizedReduce(before, channels, affine) if reduced else pointwise(before, channels, affine)
         self.entries = nn.ModuleList([older, pointwise(previous, channels, affine)])
-        self.operations = nn.ModuleDict()
+        self.slots = nn.ModuleList()
         pools = {step: {"avg_pool": AveragePool(step), "max_pool": nn.MaxPool2d(3, step, 1)} for step in (1, 2)}
         for node in range(space.NODES):
+            operations = []  # of each source
             for source in range(2 + node):
                 step = 2 if reduces and source < 2 else 1
                 identity: nn.Module = nn.Identity()
                 if step > 1:
                     identity = nn.Sequential(nn.ReLU(), FactorizedReduce(channels, channels, affine))
-                self.operations[f"{node}_{source}_identity"] = identity
-                for name, pool in pools[step].items():  # without weights, so one does for all
-                    self.operations[f"{node}_{source}_{name}"] = pool
-                for kernel in (3, 5):
-                    self.operations[f"{node}_{source}_sep_conv{kernel}"] = separable(channels, kernel, step, affine)
+                convolutions = {f"sep_conv{kernel}": separable(channels, kernel, step, affine) for kernel in (3, 5)}
+                operations.append({"identity": identity, **pools[step], **convolutions})  # pools without weights: one
+            name = f"{space.CELL_KINDS[reduces]}{node}"
+            for slot in (1, 2):
+                paths = [FromSource(n, nas.OneOf(f"{name}.op{slot}", named)) for n, named in enumerate(operations)]
+                self.slots.append(nas.OneOf(f"{name}.in{slot}", paths))
         # One parameter with the columns of all nodes: all of them decay from the first step on.
         self.join = nn.Conv2d(space.NODES * channels, channels, 1, bias=False)
         self.norm = norm(channels, affine)
+        self.register_buffer("node_sources", 2 + torch.arange(space.NODES, dtype=torch.int32), persistent=False)
 
-    def _nodes(self, paths: space.Paths) -> Modules:
-        return [
-            [(source, self.operations[f"{node}_{source}_{name}"]) for source, name in pair]
-            for node, pair in enumerate(paths)
-        ]
+    def _nodes(self) -> Modules:
+        """The selected paths."""
+        slots: Any = self.slots
+        paths = [path for slot in slots for path in slot.active_modules()]
+        modules = [(path.source, module) for path in paths for module in path.operation.active_modules()]
+        return [modules[at : at + 2] for at in range(0, len(modules), 2)]
 
     def forward(self, before: Tensor, previous: Tensor) -> Tensor:
-        if _trace.is_open():
+        slots: Any = self.slots
+        if isinstance(slots[0].index, Tensor):  # a captured step leaves the architecture open
             return self._forward_open(before, previous)
-        paths = self.choices.paths()
-        ends = space.loose_ends(paths)
+        nodes = self._nodes()
+        ends = space.loose_ends(nodes)
         columns = torch.split(self.join.weight, self.join.out_channels, 1)  # of each node
         weight = concatenate([columns[end] for end in ends])
-        maps = run_nodes(self.entries, (before, previous), self._nodes(paths), ends)
+        maps = run_nodes(self.entries, (before, previous), nodes, ends)
         return join_ends(maps, weight, self.norm)
 
     def _forward_open(self, before: Tensor, previous: Tensor) -> Tensor:
-        """The same in a captured step: a switch for each path, and columns of ends that are not loose times 0."""
+        """The same without a look at the values: every slot runs, and columns of ends that are not loose are 0."""
         states = [entry(x) for entry, x in zip(self.entries, (before, previous), strict=True)]
         for node in range(space.NODES):
-            ends = [_trace.switch_on(f"node {node}", partial(self._path, node, index), *states) for index in range(2)]
-            states.append(ends[0] + ends[1])
-        channels = self.join.out_channels
-        loose = self.choices.loose().repeat_interleave(channels, output_size=space.NODES * channels)
-        weight = self.join.weight * loose.view(1, -1, 1, 1)
-        return join_ends(states[2:], weight, self.norm)
+            states.append(self.slots[2 * node](states) + self.slots[2 * node + 1](states))
+        columns = self.join.weight.view(-1, space.NODES, self.join.out_channels, 1, 1)
+        columns = columns * self._find_loose().view(-1, 1, 1, 1)
+        return join_ends(states[2:], columns.flatten(1, 2), self.norm)
 
-    def _path(self, node: int, index: int, *states: Tensor) -> Tensor:
-        source, name = self.choices.path(node, index)
-        result: Tensor = self.operations[f"{node}_{source}_{name}"](states[source])
-        return result
+    def _find_loose(self) -> Tensor:
+        """1 for nodes that are loose ends, 0 for the others, on the device."""
+        slots: Any = self.slots
+        return (torch.stack([slot.index for slot in slots])[:, None] != self.node_sources).all(0)
 
     def active_modules(self) -> Iterable[nn.Module]:
-        paths = [path for pair in self._nodes(self.choices.paths()) for path in pair]
-        used = {source for source, _ in paths}
+        used = {source for pair in self._nodes() for source, _ in pair}
         entries = [entry for source, entry in enumerate(self.entries) if source in used]
-        return [self.choices, *entries, *(module for _, module in paths), self.join, self.norm]
+        return [*entries, *self.slots, self.join, self.norm]
 
     def build_static(self) -> Cell:
-        paths = self.choices.paths()
-        ends = space.loose_ends(paths)
+        nodes = self._nodes()
+        ends = space.loose_ends(nodes)
         columns = torch.split(self.join.weight.detach(), self.join.out_channels, 1)
         weight = torch.cat([columns[end] for end in ends], 1)
         join = nn.Conv2d(weight.shape[1], weight.shape[0], 1, bias=False, device="meta")
         join.weight = nn.Parameter(weight)
-        return Cell(self.entries, self._nodes(paths), ends, join, self.norm)
+        return Cell(self.entries, nodes, ends, join, self.norm)
 
 
 class Net(nn.Module):
@@ -292,16 +275,11 @@ class Net(nn.Module):
         before, previous = 3 * channels, 3 * channels
         self.stem = nn.Sequential(nn.Conv2d(3, previous, 3, padding=1, bias=False), norm(previous, affine=True))
         self.cells = nn.ModuleList()
-        choices = [CellDecisions(kind) for kind in space.CELL_KINDS]
         self.reduction_indices = space.reduction_indices(cells)
         for index in range(cells):
             reduces, reduced = index in self.reduction_indices, index - 1 in self.reduction_indices
             channels *= 2 if reduces else 1
-            self.cells.append(
-                SharedCell(
-                    choices[reduces], before, previous, channels, reduced=reduced, reduces=reduces, affine=affine
-                )
-            )
+            self.cells.append(SharedCell(before, previous, channels, reduced=reduced, reduces=reduces, affine=affine))
             before, previous = previous, channels
         self.auxiliary = auxiliary_head(channels, affine) if auxiliary else None
         self.classifier = nn.Linear(channels, space.CLASSES)

@@ -40,7 +40,7 @@ def cell_paths(values: Mapping[str, Any], kind: str) -> Paths:
     return [((values[n + "in1"], values[n + "op1"]), (values[n + "in2"], values[n + "op2"])) for n in names]
 
 
-def loose_ends(paths: Paths) -> list[int]:
+def loose_ends(paths: Sequence[Iterable[tuple[int, Any]]]) -> list[int]:
     """The nodes that no other node uses; there is always the last one.
 
     >>> loose_ends([((0, "identity"), (1, "identity")), ((2, "max_pool"), (0, "identity"))])

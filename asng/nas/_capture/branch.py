@@ -4,7 +4,7 @@ Autograd does not see into the cases. Each case has a small graph of its own, fr
 the backward pass is a switch, too: the case that ran adds to the gradients of its parameters and of its inputs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +21,7 @@ from asng.nas._capture.cases import Case, Mode, Refused, Site
 if TYPE_CHECKING:
     from asng.nas._capture.trace import Trace
 
+ALIGNMENT = 512  # bytes, that of torch's allocator: kernels are chosen by it
 LARGE = 1 << 15  # numbers, of which torch's kernel for many tensors gives each a few blocks of threads only
 
 
@@ -45,7 +46,8 @@ class Weights:
         """Let a model run with the leaves."""
         named = model.named_parameters(remove_duplicate=False)
         leaves = {name: self.leaves[id(parameter)] for name, parameter in named if id(parameter) in self.leaves}
-        return _reparametrize_module(model, leaves)
+        # The last one first at the end: a module of two names gets its leaf twice.
+        return _reparametrize_module(model, leaves, stack_weights=True)
 
 
 @dataclass
@@ -58,6 +60,7 @@ class Scope:
     next: int = 0
     anchor: Tensor | None = None  # ties switches to the graph even where no input has a gradient
     sources: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    zeros: Iterator[Tensor] | None = None  # gradients of the sources to come
     masks: dict[Any, Tensor] = field(default_factory=dict)  # of sizes
 
     def forget(self) -> None:
@@ -88,20 +91,22 @@ class Branch:
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         buffers = tuple(torch.empty_like(output, device=self._trace.row.device) for output in self._site.outputs)
-        self._switch([partial(self._run_case, n, case, tensors, buffers) for n, case in enumerate(self._site.cases)])
+        bodies = [partial(self._run_case, n, case, tensors, buffers) for n, case in enumerate(self._site.cases)]
+        self._switch(bodies, keeps=self._with_gradient)
         return buffers
 
     def backward(self, gradients: Sequence[Tensor | None]) -> None:
         if not self._trace.goes_back:  # it would add to the gradients of weights, and only the last pass may
             raise Refused(f"the loss has a backward pass of its own through {self._site.label}")
-        self._switch([partial(self._go_back, n, case, gradients) for n, case in enumerate(self._site.cases)])
+        bodies = [partial(self._go_back, n, case, gradients) for n, case in enumerate(self._site.cases)]
+        self._switch(bodies, keeps=False)
         self._graphs.clear()
 
-    def _switch(self, bodies: Sequence[Callable[[], None]]) -> None:
+    def _switch(self, bodies: Sequence[Callable[[], None]], *, keeps: bool) -> None:
         if self._site.column is None:
             bodies[0]()
         else:
-            self._trace.switch(self._trace.index(self._site.column), bodies)
+            self._trace.switch(self._trace.index(self._site.column), bodies, keeps)
 
     def _run_case(self, number: int, case: Case, tensors: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
         inputs = [tensor.detach() for tensor in tensors]
@@ -194,6 +199,17 @@ def add_all(targets: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> No
             pairs[1].append(gradient)
     for some, added in alike.values():
         torch._foreach_add_(some, added)
+
+
+def zeros_like(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Zeros of the shapes, strides and types of some tensors, in one piece of memory for each type."""
+    flat: dict[torch.dtype, Iterator[Tensor]] = {}
+    sizes = [-(-tensor.untyped_storage().nbytes() // ALIGNMENT) * ALIGNMENT // tensor.itemsize for tensor in tensors]
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        parts = [size for size, tensor in zip(sizes, tensors, strict=True) if tensor.dtype is dtype]
+        flat[dtype] = iter(torch.split(torch.zeros(sum(parts), dtype=dtype, device=device), parts))
+    parts_and_tensors = ((next(flat[tensor.dtype]), tensor) for tensor in tensors)
+    return [part.as_strided(like.shape, like.stride(), part.storage_offset()) for part, like in parts_and_tensors]
 
 
 def leaves(outputs: Sequence[Tensor], since: int = -1) -> dict[int, tuple[Tensor, set[str]]]:

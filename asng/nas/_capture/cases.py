@@ -60,6 +60,7 @@ class Case:
     outputs: list[Tensor] = field(default_factory=list)  # on the device "meta": shapes, strides and types
     spec: Any = None
     parameters: list[Tensor] = field(default_factory=list)  # that get a gradient
+    sources: list[Tensor] = field(default_factory=list)  # that switches read and that get a gradient, on "meta"
     sites: "list[Site]" = field(default_factory=list)
 
 

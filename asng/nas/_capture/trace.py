@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from asng.nas._capture import cases as _cases
-from asng.nas._capture.branch import Branch, Scope, SwitchInput, Weights, add_all, leaves
+from asng.nas._capture.branch import Branch, Scope, SwitchInput, Weights, add_all, leaves, zeros_like
 from asng.nas._capture.cases import Assignment, Case, Columns, Mode, NumbersFn, Refused, Site, Unswitchable
 from asng.nas._capture.masked import forward_of as forward_masked
 from asng.nas._size import Size
@@ -28,7 +28,7 @@ from asng.nas.supernet import Supernet
 
 MAX_CASES = 64  # of one switch
 CAST = "ToCopyBackward0"  # autograd's name
-Switch = Callable[[Tensor, Sequence[Callable[[], None]]], None]
+Switch = Callable[[Tensor, Sequence[Callable[[], None]], bool], None]
 
 _current: "Trace | None" = None
 
@@ -40,13 +40,13 @@ class _Undecided(BaseException):  # past a user's `except Exception`
         self.decision = decision
 
 
-def run_all(index: Tensor, bodies: Sequence[Callable[[], None]]) -> None:
+def run_all(index: Tensor, bodies: Sequence[Callable[[], None]], keeps: bool = False) -> None:
     """The switch of a dry run."""
     for body in bodies:
         body()
 
 
-def run_one(index: Tensor, bodies: Sequence[Callable[[], None]]) -> None:
+def run_one(index: Tensor, bodies: Sequence[Callable[[], None]], keeps: bool = False) -> None:
     """The switch of Python."""
     if (number := int(index)) < len(bodies):
         bodies[number]()
@@ -108,7 +108,7 @@ class Trace:
     Args:
         supernet: the model.
         columns: shared by all passes; a discovery adds to them.
-        switch: how one case of several runs.
+        switch: how one case of several runs; with a flag where tensors of it stay for the backward pass.
         root: the pass, empty until it is discovered.
         row: int32 tensor (columns,) that the switches read; a discovery reads none.
         weights: the parameters of the pass.
@@ -311,9 +311,18 @@ class Trace:
         """A tensor and the gradient that switches add to; made once for each tensor of a scope."""
         sources = self.scope.sources
         if id(tensor) not in sources:
-            gradient = torch.zeros_like(tensor)
+            gradient = self._zeros_like(tensor)
             sources[id(tensor)] = tensor, SwitchInput.apply(gradient, tensor), gradient  # type: ignore[no-untyped-call]
         return sources[id(tensor)][1:]
+
+    def _zeros_like(self, tensor: Tensor) -> Tensor:
+        """The next of the gradients of a scope, which are made together at the first: one kernel clears them all."""
+        scope = self.scope
+        if self.discovers:
+            scope.case.sources.append(torch.empty_like(tensor, device="meta"))
+            return torch.zeros_like(tensor)
+        scope.zeros = scope.zeros or iter(zeros_like(scope.case.sources, tensor.device))
+        return next(scope.zeros)
 
     def addresses_of(self, parameters: Sequence[Tensor]) -> Tensor:
         if self.discovers:  # mixed precision casts them as it does for a convolution

@@ -10,7 +10,7 @@ from authors_search import Search
 
 from asng import nas
 from asng.experiments.cifar10.network import Net
-from asng.experiments.cifar10.space import NODES, OPERATIONS, code_of, random_values
+from asng.experiments.cifar10.space import NODES, code_of, random_values
 
 pytestmark = pytest.mark.slow
 
@@ -29,8 +29,8 @@ def copy_weights(ours, theirs):
         modules = list(zip(our_cell.entries, (cell.first, cell.second), strict=True))
         for node in range(NODES):
             for source, operations in enumerate(cell.paths[node]):
-                named = zip(OPERATIONS, operations, strict=True)
-                modules += [(our_cell.operations[f"{node}_{source}_{name}"], module) for name, module in named]
+                our_operations = our_cell.slots[2 * node].options[source].operation.options
+                modules += list(zip(our_operations, operations, strict=True))
         for our_module, module in modules:
             pairs += list(zip(layers_of(our_module), layers_of(module), strict=True))
         pairs.append((our_cell.join.weight, cell.join))

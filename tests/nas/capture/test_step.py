@@ -33,7 +33,7 @@ from asng.nas._capture.update import unsupported_reason
 from tests.helpers.captures import Choosy, assert_same_steps, iteration, oneshot, step
 from tests.helpers.searches import batches, cross_entropy, pairs
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from asng import Categorical, Integer, nas
@@ -19,7 +20,7 @@ from asng.experiments.cifar10.network import Net as CifarNet
 from asng.nas import Limit, OneOf, Value, Width, parameters, select
 from asng.nas import oneshot as oneshot_module
 from asng.nas._capture import trace
-from asng.nas._capture.branch import SplitGroups
+from asng.nas._capture.branch import SplitGroups, zeros_like
 from asng.nas._capture.cases import Columns
 from asng.nas._capture.update import CAPTURABLE, WeightUpdate
 from asng.nas.supernet import Supernet
@@ -55,6 +56,15 @@ def test_choices_with_too_many_cases_get_switches_inside(monkeypatch):
 
 def test_mixed_precision_equals_the_plain_step_bit_for_bit():
     assert_same_steps(Choosy(), amp_dtype=torch.bfloat16)
+
+
+def test_a_module_in_two_choices_keeps_its_weights_in_mixed_precision():
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(OneOf("a", [shared, nn.Tanh()]), OneOf("b", [nn.Tanh(), shared]), nn.Linear(4, 3))
+    own = [shared.weight, shared.bias]
+    opened = iteration(oneshot(model), batches(1)[0], amp_dtype=torch.bfloat16)
+    step(oneshot(model), opened, *pairs(1)[0])
+    assert all(parameter is before for parameter, before in zip(shared.parameters(), own, strict=True))
 
 
 class Recomputes(nn.Module):
@@ -159,6 +169,50 @@ def test_the_cifar10_network_equals_the_plain_step_up_to_rounding():
         [(torch.randn(4, 3, 8, 8, dtype=torch.double), torch.randint(10, (4,))) for _ in range(2)] for _ in range(4)
     ]
     assert_same_steps(CifarNet(4, 3), dtype=torch.double, same=False, max_grad_norm=5.0, data=data)
+
+
+def test_nested_choices_of_the_cifar10_network_are_one_switch():
+    model = CifarNet(2, 3)
+    opened = iteration(oneshot(model), (torch.randn(2, 3, 8, 8), torch.randint(10, (2,))))
+    cells = [site for site in opened._passes["train"].sites if not site.cases]  # each with 10 slots behind it
+    slots = [site for site in opened._passes["train"].sites if site.cases]
+    assert len(cells) == 3
+    assert [len(slot.cases) for slot in slots] == [5 * (2 + node) for node in range(5) for _ in range(2)] * 3
+    assert not any(case.sites for slot in slots for case in slot.cases)
+
+
+class Fills(TorchDispatchMode):
+    """Counts the tensors of zeros that are made."""
+
+    number = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.number += operator.__name__.split(".")[0] in ("zeros", "zeros_like", "zero_", "new_zeros")
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_gradients_of_the_inputs_of_all_switches_are_cleared_at_once(amp_dtype):
+    numbers = []
+    for choices in (1, 6):
+        body = [OneOf(f"op{n}", [nn.Linear(4, 4), nn.Tanh(), nn.Identity()]) for n in range(choices)]
+        model = nn.Sequential(nn.Linear(4, 4), *body, nn.Linear(4, 3))
+        opened = iteration(oneshot(model), batches(1)[0], amp_dtype=amp_dtype)
+        with Fills() as fills:
+            step(oneshot(model), opened, *pairs(1)[0])
+        numbers.append(fills.number)
+    assert numbers[0] == numbers[1] > 0
+
+
+def test_zeros_in_one_piece_of_memory_are_like_the_tensors():
+    alike = [torch.ones(3, 5).t(), torch.ones(2, 3, 4, 4, dtype=torch.bfloat16), torch.ones(()), torch.ones(0, 2)]
+    alike[1] = alike[1].to(memory_format=torch.channels_last)
+    zeros = zeros_like([tensor.to("meta") for tensor in alike], torch.device("cpu"))
+    for tensor, expected in zip(zeros, map(torch.zeros_like, alike), strict=True):
+        assert torch.equal(tensor, expected)
+        assert (tensor.stride(), tensor.dtype) == (expected.stride(), expected.dtype)
+        tensor.fill_(1)  # and no other
+    assert [tensor.untyped_storage().data_ptr() for tensor in zeros[::2]] == [zeros[0].data_ptr()] * 2
 
 
 def cross_entropy_and_metrics(model, batch):
