@@ -91,22 +91,20 @@ class Branch:
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         buffers = tuple(torch.empty_like(output, device=self._trace.row.device) for output in self._site.outputs)
-        bodies = [partial(self._run_case, n, case, tensors, buffers) for n, case in enumerate(self._site.cases)]
-        self._switch(bodies, keeps=self._with_gradient)
+        self._switch([partial(self._run_case, n, case, tensors, buffers) for n, case in enumerate(self._site.cases)])
         return buffers
 
     def backward(self, gradients: Sequence[Tensor | None]) -> None:
         if not self._trace.goes_back:  # it would add to the gradients of weights, and only the last pass may
             raise Refused(f"the loss has a backward pass of its own through {self._site.label}")
-        bodies = [partial(self._go_back, n, case, gradients) for n, case in enumerate(self._site.cases)]
-        self._switch(bodies, keeps=False)
+        self._switch([partial(self._go_back, n, case, gradients) for n, case in enumerate(self._site.cases)])
         self._graphs.clear()
 
-    def _switch(self, bodies: Sequence[Callable[[], None]], *, keeps: bool) -> None:
+    def _switch(self, bodies: Sequence[Callable[[], None]]) -> None:
         if self._site.column is None:
             bodies[0]()
         else:
-            self._trace.switch(self._trace.index(self._site.column), bodies, keeps)
+            self._trace.switch(self._trace.index(self._site.column), bodies)
 
     def _run_case(self, number: int, case: Case, tensors: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
         inputs = [tensor.detach() for tensor in tensors]

@@ -316,7 +316,7 @@ class Iteration:
         passes = range(1 if switch is run_all else self._n)  # they are alike
 
         def unless_missing(row: int, run_pass: Callable[[], None]) -> Callable[[], None]:
-            return partial(pass_switch, self._is_missing[row], [run_pass], False)
+            return partial(pass_switch, self._is_missing[row], [run_pass])
 
         self.update.begin()
         fork([unless_missing(number, partial(self._train_pass, number, switch)) for number in passes])

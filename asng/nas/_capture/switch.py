@@ -11,7 +11,7 @@ import ctypes
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from itertools import cycle
@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from asng.nas._capture.arena import arenas_of
 
 MIN_TORCH, MIN_CUDA = (2, 11), 13  # with which it was tried, on Linux
 
@@ -133,7 +131,6 @@ def _device_runtime() -> Path:
 
 CAPACITY = 1 << 16  # switches of a graph
 MAX_BRANCHES = 6  # side by side, each with a stream for every switch inside another: torch has 32 streams in all
-SHARE_MEMORY = False  # among the cases of a switch in training: an experiment
 NO_GENERATOR = "generator not in capture mode"  # torch says
 
 
@@ -166,8 +163,6 @@ class BranchingGraph:
         self._side: dict[int, Any] = {}  # by the stream around a body: the one that the body is captured on
         self._branches: list[Any] = []  # streams of parallel branches
         self._switches: list[tuple[int, Tensor]] = []
-        self._pools = [self._pool]  # that around all, then those of the cases around, the innermost last
-        self._case_pools: list[Any] = []  # with memory of their own
         self._table = torch.zeros(1 + 2 * CAPACITY, dtype=torch.int64, device=device)
 
     @contextmanager
@@ -198,8 +193,6 @@ class BranchingGraph:
                 self._abort(error)
                 raise
             self._graph.capture_end()
-        if self._case_pools:
-            self._check_case_pools()
         self._fill_table()
         self._graph.instantiate()
 
@@ -230,18 +223,8 @@ class BranchingGraph:
         table = torch.tensor([len(self._switches), *rows], dtype=torch.uint64).view(torch.int64)
         self._table[: len(table)].copy_(table)
 
-    def _check_case_pools(self) -> None:
-        """Refuse tensors that outlive the passes: a library's workspace in the memory of one case is in all cases'."""
-        gc.collect()
-        for pool in self._case_pools:
-            blocks = (block for segment in pool.snapshot() for block in segment["blocks"])
-            if any(block["state"] == "active_allocated" for block in blocks):
-                raise RuntimeError("an option keeps memory beyond its pass, which its cases cannot share")
-
-    def switch(self, index: Tensor, bodies: Sequence[Callable[[], None]], keeps: bool = False) -> None:
+    def switch(self, index: Tensor, bodies: Sequence[Callable[[], None]]) -> None:
         """Add a node that runs the body whose number is in `index`, an int32 on the device; none beyond the last.
-
-        `keeps`: tensors that bodies make stay alive for the backward pass.
 
         Outside of `capture` the bodies are captured and dropped, to see whether they can be: a failure inside a
         capture with switches may end the process.
@@ -264,40 +247,22 @@ class BranchingGraph:
             self._switches.append((int(handle), index))
             replace = runtime.cudaStreamUpdateCaptureDependenciesFlags.cudaStreamSetCaptureDependencies
             check_cuda(runtime.cudaStreamUpdateCaptureDependencies(outer.cuda_stream, [node], None, 1, int(replace)))
-        pages: list[Any] = []
-        try:
-            for body, inner in zip(bodies, graphs, strict=True):
-                try:
-                    with self._share(pages, outer) if keeps and SHARE_MEMORY else nullcontext():
-                        self._capture_body(outer, body, inner)
-                except RuntimeError as error:
-                    if is_active or NO_GENERATOR not in str(error):  # random numbers need a capture of torch's
-                        raise
-        finally:
-            if pages:
-                arenas_of(self._table.get_device(), check_cuda).release(pages)
+        for body, inner in zip(bodies, graphs, strict=True):
+            try:
+                self._capture_body(outer, body, inner)
+            except RuntimeError as error:
+                if is_active or NO_GENERATOR not in str(error):  # random numbers need a capture of torch's
+                    raise
         if not is_active:  # after a failure it stays: what is left of it cannot be destroyed safely
             check_cuda(runtime.cudaGraphDestroy(graph))
 
-    @contextmanager
-    def _share(self, pages: list[Any], outer: Any) -> Iterator[None]:
-        """Let a case have the memory of the cases before it."""
-        cuda = _cuda()
-        with cuda.stream(self._side_stream(outer)):
-            cuda.current_blas_handle()  # whose workspace stays
-        with arenas_of(self._table.get_device(), check_cuda).case(pages, self._pools) as pool:
-            self._case_pools.append(pool)
-            yield
-
-    def _side_stream(self, outer: Any) -> Any:
-        if outer.cuda_stream not in self._side:
-            self._side[outer.cuda_stream] = _cuda().Stream(self._device)
-        return self._side[outer.cuda_stream]
-
     def _capture_body(self, outer: Any, body: Callable[[], None], graph: Any) -> None:
-        runtime, side = self._runtime, self._side_stream(outer)
+        runtime, cuda = self._runtime, _cuda()
+        if outer.cuda_stream not in self._side:
+            self._side[outer.cuda_stream] = cuda.Stream(self._device)
+        side = self._side[outer.cuda_stream]
         relaxed = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
-        with _cuda().stream(side):
+        with cuda.stream(side):
             check_cuda(runtime.cudaStreamBeginCaptureToGraph(side.cuda_stream, graph, None, None, 0, relaxed))
             try:
                 body()

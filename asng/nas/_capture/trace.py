@@ -28,7 +28,7 @@ from asng.nas.supernet import Supernet
 
 MAX_CASES = 64  # of one switch
 CAST = "ToCopyBackward0"  # autograd's name
-Switch = Callable[[Tensor, Sequence[Callable[[], None]], bool], None]
+Switch = Callable[[Tensor, Sequence[Callable[[], None]]], None]
 
 _current: "Trace | None" = None
 
@@ -40,13 +40,13 @@ class _Undecided(BaseException):  # past a user's `except Exception`
         self.decision = decision
 
 
-def run_all(index: Tensor, bodies: Sequence[Callable[[], None]], keeps: bool = False) -> None:
+def run_all(index: Tensor, bodies: Sequence[Callable[[], None]]) -> None:
     """The switch of a dry run."""
     for body in bodies:
         body()
 
 
-def run_one(index: Tensor, bodies: Sequence[Callable[[], None]], keeps: bool = False) -> None:
+def run_one(index: Tensor, bodies: Sequence[Callable[[], None]]) -> None:
     """The switch of Python."""
     if (number := int(index)) < len(bodies):
         bodies[number]()
@@ -108,7 +108,7 @@ class Trace:
     Args:
         supernet: the model.
         columns: shared by all passes; a discovery adds to them.
-        switch: how one case of several runs; with a flag where tensors of it stay for the backward pass.
+        switch: how one case of several runs.
         root: the pass, empty until it is discovered.
         row: int32 tensor (columns,) that the switches read; a discovery reads none.
         weights: the parameters of the pass.

@@ -7,7 +7,6 @@ import gc
 import io
 import math
 import warnings
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,14 +15,13 @@ from torch import nn
 
 from asng.nas import Limit, OneOf, parameters
 from asng.nas import oneshot as oneshot_module
-from asng.nas._capture import switch, trace
+from asng.nas._capture import trace
 from asng.nas._capture.iteration import in_turn
 from asng.nas._capture.switch import BranchingGraph, unavailable_reason
 from tests.helpers.captures import (
     LIMITS,
     Choosy,
     Counted,
-    assert_same_losses,
     cross_entropy_and_accuracy,
     gpu_pairs,
     on_gpu,
@@ -91,34 +89,6 @@ def test_captured_steps_equal_the_plain_ones(cases, max_grad_norm, monkeypatch):
     assert captured.capture_cost["capture_seconds"] > 0
     assert with_gradient(twin) == with_gradient(model)
     torch.testing.assert_close([*twin.parameters()], [*model.parameters()])
-
-
-@pytest.mark.parametrize("cases", [64, 4], ids=["flat", "nested"])
-def test_cases_that_share_memory_equal_the_plain_steps(cases, monkeypatch):
-    monkeypatch.setattr(trace, "MAX_CASES", cases)
-    monkeypatch.setattr(switch, "SHARE_MEMORY", True)
-    torch.manual_seed(0)
-    model = Choosy().cuda()
-    assert_same_losses(model, copy.deepcopy(model), gpu_pairs(20), weight_optimizer=partial(torch.optim.SGD, lr=0.1))
-
-
-def test_cases_that_share_memory_need_less_of_it(monkeypatch):
-    gigabytes = []
-    for shares in (False, True):
-        monkeypatch.setattr(switch, "SHARE_MEMORY", shares)
-        options = [nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1)) for _ in range(8)]
-        model = nn.Sequential(OneOf("op", options), nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten()).cuda()
-        batch = torch.randn(64, 8, 128, 128, device="cuda"), torch.randint(8, (64,), device="cuda")
-        search = oneshot(model, capture=True)
-        gc.collect()
-        torch.cuda.empty_cache()
-        before = torch.cuda.mem_get_info()[0]
-        search.step(batch, batch)
-        assert search.capture_cost
-        torch.cuda.empty_cache()
-        gigabytes.append((before - torch.cuda.mem_get_info()[0]) / 1e9)
-        del search
-    assert gigabytes[1] < 0.5 * gigabytes[0], gigabytes
 
 
 def test_captured_metrics_equal_the_plain_ones():
