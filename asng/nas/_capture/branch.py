@@ -123,6 +123,8 @@ class Branch:
             storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
             self.passes_on |= any(output.untyped_storage().data_ptr() in storages for output in outputs)
         with torch.no_grad():
+            # Few operations can be told to write there, and one may keep its result for the gradient, which a write in
+            # place into that of the switch would change.
             for buffer, output in zip(buffers, outputs, strict=True):
                 buffer.copy_(output)
         if self._with_gradient:
