@@ -36,7 +36,7 @@ from nasbench201_report import COMPARED, draw, show_tables
 from searchers import Code, method_of
 
 import asng
-from asng.experiments.workers import run_parallel
+from asng.experiments._workers import run_parallel
 from asng.runs import RESULTS, Run, read_config
 
 FORMAT = """\

@@ -23,7 +23,7 @@ from asng.cli.terminal import (
     tensorboard,
 )
 from asng.experiments import digits, digits_tuning
-from asng.experiments.estimates import estimate_digits, estimate_tuning
+from asng.experiments._estimates import estimate_digits, estimate_tuning
 from asng.runs import ARCHITECTURE
 
 

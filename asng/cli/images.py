@@ -19,10 +19,10 @@ from asng.cli.terminal import (
     seed_folder,
     tensorboard,
 )
+from asng.experiments._estimates import estimate_search, estimate_training
 from asng.experiments._image_runs import evaluate, retrain, search
 from asng.experiments._images import data_folder
 from asng.experiments._task import DataSettings, Task
-from asng.experiments.estimates import estimate_search, estimate_training
 from asng.report._command import to_flags
 from asng.runs import ARCHITECTURE, CHECKPOINT, read_config, settings_from_config
 

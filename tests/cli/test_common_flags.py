@@ -14,7 +14,7 @@ from asng import cli
 from asng.cli.estimate import describe_estimate
 from asng.cli.flags import flags_of, parse_command
 from asng.cli.terminal import seeds_of
-from asng.experiments.estimates import fill_momentum, time_calls
+from asng.experiments._estimates import fill_momentum, time_calls
 from tests.helpers.commands import refusal, run, summary_of
 from tests.helpers.stripes import LINE, TINY
 
@@ -239,7 +239,7 @@ def test_a_dry_run_says_how_far_its_steps_differ_and_that_the_machine_is_busy(mo
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     numbers = iter([0.0, 1.0, 0.0, 2.0, 0.0, 6.0])  # before and after three steps
-    monkeypatch.setattr("asng.experiments.estimates.time.perf_counter", lambda: next(numbers))
+    monkeypatch.setattr("asng.experiments._estimates.time.perf_counter", lambda: next(numbers))
     timing = time_calls(lambda: None)
     assert timing == (3.0, 1.0, 6.0)
     estimate = {"steps": 10, **timing.estimate(10), "memory_bytes": None, "disk_bytes": None}
