@@ -42,7 +42,7 @@ EXPERIMENTS: dict[str, Images | dict[str, str]] = {
     "cifar10": Images(CIFAR10, "search the cells of a classifier of CIFAR-10", "accuracy"),
     "digits": {
         "search": "search a network for handwritten digits: minutes",
-        "tune": "choose hyper-parameters by short searches",
+        "tune": "choose hyperparameters by short searches",
     },
     "inpainting": Images(INPAINTING, "search an autoencoder that fills holes in faces", "PSNR, SSIM and pictures"),
     "toy": {"sweep": "run the paper's toy problem over initial step sizes"},

@@ -128,7 +128,7 @@ def run_tune(arguments: Sequence[str]) -> None:
             hyper = [f"{value:.2g}" for value in row["hyper"].values()]
             lines.append([name, *hyper, f"{row['loss']:.3f}", f"{100 * row['accuracy']:.2f} %"])
         head = ["", "lr", "weight decay", "augmentation", "loss in the search", "test accuracy"]
-        console.print(make_table("Trained from scratch, with its hyper-parameters", head, lines, ""))
+        console.print(make_table("Trained from scratch, with its hyperparameters", head, lines, ""))
         output |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary}
         output.line = f"Architecture: {folder / ARCHITECTURE}"
 

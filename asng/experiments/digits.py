@@ -190,7 +190,7 @@ def train(
 
     It is trained on all training images or, if `hold_out`, on the half that trains in the search; then the other half
     gives its `valid_accuracy`, which is None otherwise. `accuracy` is that on the test images. Of the settings,
-    `training_epochs` and `batch_size` are used, and `lr` where no hyper-parameters are given.
+    `training_epochs` and `batch_size` are used, and `lr` where no hyperparameters are given.
     """
     start = time.perf_counter()
     model = train_network(settings, seed, data, values, hold_out=hold_out, hyper=hyper)

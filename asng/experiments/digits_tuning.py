@@ -1,7 +1,7 @@
 """Learning rate, weight decay and augmentation of digits, chosen by `minimize`: each trial is a short one-shot search.
 
 A trial whose loss falls behind the median of the trials before it ends early. What was found is trained from scratch
-and tested beside what the same search finds with the hyper-parameters of `asng digits search`. Test images choose
+and tested beside what the same search finds with the hyperparameters of `asng digits search`. Test images choose
 nothing.
 """
 
@@ -50,7 +50,7 @@ class TuneSettings:
     """Settings of the tuning; some minutes on one core."""
 
     trials: int = 20
-    """Short searches, each with its own hyper-parameters."""
+    """Short searches, each with its own hyperparameters."""
     epochs: int = 30
     """Passes of each search over half of the training images; the other half judges."""
     startup_trials: int = 5
@@ -124,7 +124,7 @@ def _check_finite_loss(loss: float) -> float:
 
 
 def train(settings: TuneSettings, trial: dict[str, Any], data: Data, kind: str) -> dict[str, Any]:
-    """The architecture of a trial from scratch, with its hyper-parameters, on all training images."""
+    """The architecture of a trial from scratch, with its hyperparameters, on all training images."""
     trained = digits.train(settings, settings.seed, data, trial["values"], hyper=trial["hyper"])
     return {"kind": kind, "accuracy": trained["accuracy"], "parameters": trained["parameters"]}
 

@@ -1,4 +1,4 @@
-"""Hyper-parameters as decisions that the loss alone reads, judged after a step of the candidate's own."""
+"""Hyperparameters as decisions that the loss alone reads, judged after a step of the candidate's own."""
 
 import warnings
 
