@@ -29,7 +29,7 @@ test-all: test  ## and those that are: whole searches and trainings, examples, b
 	$(MAKE) test-integrations test-kernels test-browser test-packaging test-workflows docs
 
 test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna, Hugging Face's, timm, Lightning, TensorBoard
-	$(PYTEST) tests/integrations
+	$(PYTEST) tests/integrations tests/test_docstrings.py
 
 test-kernels: .venv/installed-kernels  ## the Triton kernels in its interpreter, on the CPU
 	TRITON_INTERPRET=1 $(PYTEST) tests/fused
