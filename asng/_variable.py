@@ -24,6 +24,8 @@ class Variable(ABC):
     (True, [1, 2, 3], False)
     """
 
+    log: bool = False  # whether numbers are searched on the scale of their logarithm
+
     @abstractmethod
     def marginal(self) -> Choices | Bounds | Family:
         """Return the variable's part of the joint family of a space.
@@ -62,6 +64,14 @@ class Variable(ABC):
 
         Returns:
             The values in order, or None where they cannot be listed, the default.
+        """
+        return None
+
+    def range(self) -> tuple[float, float] | None:
+        """Return the bounds of a number.
+
+        Returns:
+            The smallest and the largest value, or None for what is no number, the default.
         """
         return None
 

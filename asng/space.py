@@ -159,6 +159,9 @@ class Integer(Variable):
     def values(self) -> Sequence[int]:
         return range(self.low, self.high + 1)
 
+    def range(self) -> tuple[int, int]:
+        return self.low, self.high
+
     def log_prob(self, params: Any, value: Any) -> float:
         # Of the normal numbers that are clipped and rounded to the value.
         if not self.contains(value):
@@ -226,6 +229,9 @@ class Real(Variable):
     def contains(self, value: Any) -> bool:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return number and self.low <= value <= self.high
+
+    def range(self) -> tuple[float, float]:
+        return self.low, self.high
 
     def to_json(self, value: Any) -> float:
         return float(super().to_json(value))

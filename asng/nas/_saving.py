@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,8 @@ from asng import __version__
 from asng._asktell import Optimizer, describe_distribution
 from asng._files import as_path, atomic_write, make_folder_for
 from asng.nas.architecture import to_dict
-from asng.nas.decisions import Decision, OneOf, Repeat
+from asng.nas._extract import walk
+from asng.nas.decisions import Decision
 from asng.nas.supernet import Values
 from asng.space import Variable
 
@@ -84,41 +85,28 @@ def decision_tree(model: nn.Module) -> list[dict[str, Any]] | None:
     >>> decision_tree(nn.Sequential(nas.Linear(2, width), nas.OneOf("op", {"a": nas.Linear(width, 1), "b": nn.Tanh()})))
     [{'name': 'width', 'range': [4, 8]}, {'name': 'op'}]
     """
-    nodes = _tree([model], set(), count := [MAX_NODES])
+    nodes = _tree(model, set(), count := [MAX_NODES])
     return nodes if count[0] >= 0 else None
 
 
-def _tree(modules: Iterable[nn.Module], outside: set[str], left: list[int]) -> list[dict[str, Any]]:
+def _tree(root: nn.Module, outside: set[str], left: list[int]) -> list[dict[str, Any]]:
     nodes: list[dict[str, Any]] = []
     seen = set(outside)
-    for module in modules:
-        if not isinstance(module, Decision):
-            nodes += _tree(module.children(), seen, left)
-            seen |= {node["name"] for node in nodes}
-            continue
-        if module.name in seen or left[0] < 0:
+    for module in walk(root, lambda module: () if isinstance(module, Decision) else module._modules.values()):
+        if not isinstance(module, Decision) or module.name in seen or left[0] < 0:
             continue
         left[0] -= 1
         seen.add(module.name)
         node: dict[str, Any] = {"name": module.name}
-        if hasattr(module.variable, "low") and hasattr(module.variable, "high"):
-            node["range"] = [module.variable.low, module.variable.high]
-        if getattr(module.variable, "log", False):
+        if (ends := module.variable.range()) is not None:
+            node["range"] = list(ends)
+        if module.variable.log:
             node["log"] = True  # its std is that of the logarithm
-        inside = {label: _tree([part], seen, left) for label, part in _parts(module)}
+        inside = {label: _tree(part, seen, left) for label, part in module.branches().items()}
         if any(inside.values()):
             node["inside"] = {label: part for label, part in inside.items() if part}
         nodes.append(node)
     return nodes
-
-
-def _parts(decision: Decision) -> Iterable[tuple[str, nn.Module]]:
-    """The options of a decision by value, the blocks of a Repeat by number; "" labels modules that always run."""
-    if isinstance(decision, OneOf):
-        return zip(map(str, decision.positions), decision.options, strict=True)
-    if isinstance(decision, Repeat):
-        return ((str(number), block) for number, block in enumerate(decision.blocks, start=1))
-    return [("", nn.ModuleList(decision.children()))]  # of a kind of the user's own
 
 
 def _dump_json(data: Mapping[str, Any], what: str) -> str:

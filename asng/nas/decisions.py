@@ -139,6 +139,14 @@ class Decision(Arithmetic, Searchable):
             return selected.index_tensor()
         return self.variable.index(self.value)
 
+    def branches(self) -> dict[str, nn.Module]:
+        """List the modules that the decision chooses among, as reports show them.
+
+        Returns:
+            The modules by label, such as a value; "", the default, labels those that always run.
+        """
+        return {"": nn.ModuleList(self.children())}
+
     def extra_repr(self) -> str:
         return f"{self.name!r}, {self.variable}"
 
@@ -192,6 +200,9 @@ class OneOf(Decision):
 
     def active_modules(self) -> list[nn.Module]:
         return [self._selected_module()]
+
+    def branches(self) -> dict[str, nn.Module]:
+        return dict(zip(map(str, self.positions), self.options, strict=True))
 
     def build_static(self) -> nn.Module:
         return self._selected_module()
@@ -304,6 +315,9 @@ class Repeat(Decision):
 
     def active_modules(self) -> Iterator[nn.Module]:
         return islice(self.blocks, self.value)
+
+    def branches(self) -> dict[str, nn.Module]:
+        return {str(number): block for number, block in enumerate(self.blocks, start=1)}
 
     def build_static(self) -> Chain:
         return Chain(*self.active_modules())

@@ -1,7 +1,7 @@
 """The index of a model's decisions: space, selection, active decisions, static networks."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Reversible
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -175,7 +175,7 @@ class Supernet:
         check_module(root)
         return walk(root, self._active_children, predicate)
 
-    def _active_children(self, module: nn.Module) -> Iterable[nn.Module | None]:
+    def _active_children(self, module: nn.Module) -> Reversible[nn.Module | None]:
         children = module._modules.values()
         if not isinstance(module, Searchable) or module not in self.searchable:
             return children
@@ -228,7 +228,9 @@ class Supernet:
         return self._build(values).num_parameters()
 
     def _build(self, values: Values | None) -> StaticBuild:
-        return StaticBuild(self, selected(self.model) if values is None else values)
+        if values is None:
+            values = {name: same[0].value for name, same in self._by_name.items()}
+        return StaticBuild(self, values)
 
     def canonical(self, values: Values) -> Values:
         """Set inactive decisions to a canonical value, the mode of the initial distribution.
@@ -366,7 +368,8 @@ def selected(model: nn.Module) -> dict[str, Any]:
     {'act': 'tanh'}
     """
     check_module(model)
-    return {module.name: module.value for module in model.modules() if isinstance(module, Decision)}
+    # Without an index of the model, which would take longer than the traversal: a loss may call this in every step.
+    return {module.name: module.value for module in walk(model) if isinstance(module, Decision)}
 
 
 def extract(model: nn.Module, values: Values | None = None) -> nn.Module:
