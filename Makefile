@@ -5,14 +5,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := asng _asng_command.py $(wildcard tests examples benchmarks docs/site)
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
-DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summary.json)
+DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json report.html export tensorboard summary.json)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL := $(PIP) --constraint constraints.txt
 
 .PHONY: demo quick test test-all test-integrations test-kernels test-browser test-packaging test-workflows release-check docs format hooks fuzz crash bench results lock audit clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
-	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: from the start; interrupted: it goes on
+	@[ ! -e $(lastword $(DEMO)) ] || rm -rf $(DEMO)  # finished: from the start; interrupted: it goes on
 	$(BIN)/asng digits search --out runs/demo
 
 quick: .venv/installed  ## the tests that are neither slow nor long: less than a minute

@@ -163,9 +163,9 @@ def format_run(run: Mapping[str, Any]) -> list[str]:
     """A run in lines of a terminal: its folder, age and size; what it is, its state, progress and best figure."""
     progress, best = run["progress"], run["best"]
     done = "" if progress is None else f"{progress['done']:,.0f} of {progress['total']:,.0f} {progress['unit']}"
-    figure = "" if best is None else f"{best['name'].replace('_', ' ')} {_format_figure(**best)}"
+    figure = "" if best is None else f"best {best['name'].replace('_', ' ')} {_format_figure(**best)}"
     age = " ".join(format_duration(run["age_seconds"]).split(" ")[:2])
-    about = f"  {run['run'] or '?':<18}  {run['state']:<11}  {done:<21}  {figure}".rstrip()
+    about = f"  {run['run'] or '?':<18}  {run['state']:<11}  {done:<17}  {figure}".rstrip()
     fault = [f"  {run['fault']}"] if run["fault"] else []
     return [f"{run['folder']}  ({age} ago, {decimal(run['bytes'])})", about, *fault]
 

@@ -18,7 +18,7 @@ from asng import _progress
 from asng._progress import Progress
 from asng._untrusted import escape_controls
 from asng.cli.estimate import describe_estimate
-from asng.runs import CONFIG, ENVIRONMENT
+from asng.runs import CONFIG, ENVIRONMENT, SUMMARY
 
 console: Console = Console(markup=False, emoji=False)  # prints names with brackets and colons unchanged
 
@@ -151,10 +151,13 @@ def tensorboard(folder: Path) -> Callable[[Any], None]:
 
 @contextmanager
 def command_progress_bar(title: str, folder: Path | None = None, console: Console = console) -> Iterator[Progress]:
-    """The bar of a command; Ctrl-C prints how to continue from the folder, if there is one."""
+    """The bar of a command; says if the run in the folder was finished before, and on Ctrl-C how to continue it."""
+    was_finished = folder is not None and (folder / SUMMARY).exists()
     try:
         with _progress.progress_bar(title, console) as progress:
             yield progress
+        if was_finished:
+            print_lines(f"{folder} was finished before: nothing is run again; another --seed or --out makes a new run.")
     except KeyboardInterrupt:
         where = ""
         if folder is not None:

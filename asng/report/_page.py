@@ -135,7 +135,9 @@ class Page:
             "Hover to read, drag to zoom, double-click to show all; with the keyboard: Tab, arrows, plus and minus, 0."
         )
         has_time = any(any(run.seconds) for run in self._runs)
-        switch = _switch("Against", "axis", "", {"step": "steps", "time": "time"}) if has_time else None
+        units = {f"{run.unit}s" for run in self._runs if run.records}
+        steps = units.pop() if len(units) == 1 else "steps"
+        switch = _switch("Against", "axis", "", {"step": steps, "time": "time"}) if has_time else None
         return section(
             "Curves", element("p", f"{hint} {note if spread else ''}".strip(), class_="hint"), switch, *parts
         )

@@ -212,6 +212,13 @@ def test_quiet_json_is_the_object_alone():
     assert json.loads(done.out)["folder"] == "runs/stripes-asng-seed0"
 
 
+def test_a_finished_run_that_is_repeated_says_so():
+    said = "runs/stripes-asng-seed0 was finished before: nothing is run again"
+    first, second = (run("stripes", "search", *TINY) for _ in range(2))
+    assert (first.code, said in first.out) == (0, False)
+    assert (second.code, said in second.out) == (0, True)
+
+
 def test_an_error_leaves_stdout_empty_also_under_json():
     done = run("stripes", "search", *TINY, "--max-params", "1", "--method", "uniform", "--json")
     assert (done.code, done.out) == (2, "")
