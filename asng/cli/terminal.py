@@ -142,8 +142,10 @@ def seed_folder(flags: Any, default: Path, seed: int) -> Path:
     return Path(flags.out) / f"seed{seed}" if several else Path(flags.out)
 
 
-def tensorboard(folder: Path) -> Callable[[Any], None]:
-    """The listener that writes the records of a run for TensorBoard."""
+def tensorboard(flags: SeedFlags, folder: Path) -> Callable[[Any], None] | None:
+    """The listener that writes the records of a run for TensorBoard, if the flags ask for one."""
+    if not flags.tensorboard:
+        return None
     from asng.integrations.tensorboard import TensorBoard
 
     return TensorBoard(folder / "tensorboard")

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asng import nas
+from asng import nas, runs
 from asng._checks import check_settings
 from asng._progress import Progress, no_progress, part_of
 from asng._untrusted import mismatch, read_json_lines
@@ -29,17 +29,7 @@ from asng.nas._loop import Checkpoint, run_job
 from asng.nas._saving import decision_tree
 from asng.nas.architecture import VERSION, from_dict, to_dict
 from asng.optimizer import ASNG
-from asng.runs import (
-    ARCHITECTURE,
-    RESULTS,
-    SUMMARY,
-    MetricsFile,
-    Run,
-    make_config,
-    read_config,
-    settings_from_config,
-    write_json,
-)
+from asng.runs import Run
 
 KINDS = ("found", "random_best", "random_first", "handcrafted")  # that are tested
 TOP_K = 20  # likely architectures that the second stage compares
@@ -149,13 +139,8 @@ def search(
     best = second_stage(oneshot, data)
     (likely,) = nas.top(oneshot)
     seconds = sum(record["seconds"] for record in history) + time.perf_counter() - start
-    return {
-        "values": best.values,
-        "probability": best.probability,
-        "most_likely": likely.values,
-        "certainty": likely.certainty,
-        "seconds": seconds,
-    }
+    found = {"values": best.values, "probability": best.probability, "most_likely": likely.values}
+    return {**found, "certainty": likely.certainty, "seconds": seconds}
 
 
 def second_stage(oneshot: nas.OneShot, data: Data) -> nas.Architecture:
@@ -275,11 +260,11 @@ def run(
     Called again after an interruption, it continues. `flags` are kept by the run, as what it was started with;
     `callback` is that of `nas.search`.
     """
-    with Run(folder, make_config("digits", "search", settings), flags=flags) as run, _one_thread():
+    with Run(folder, runs.make_config("digits", "search", settings), flags=flags) as run, _one_thread():
         seed, done = settings.seed, read_records(folder, settings)
         data, random = load_split(seed), draw_random(settings, seed)
         if not done:
-            checkpoint = Checkpoint(checkpoint_path(folder, seed), run.config, MetricsFile(run))
+            checkpoint = Checkpoint(checkpoint_path(folder, seed), run.config, runs.MetricsFile(run))
             result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint, callback)
             done.append({"seed": seed, "kind": "search", **result})
             run.append(done[0])
@@ -295,14 +280,14 @@ def run(
                 done.append({"seed": seed, "kind": kind, **record})
                 run.append(done[-1])
         summary = summarize(settings, done)
-        write_json(run.folder / SUMMARY, summary)
-        write_json(run.folder / ARCHITECTURE, to_dict(summary["rows"][-1]["values"]))
+        runs.write_json(run.folder / runs.SUMMARY, summary)
+        runs.write_json(run.folder / runs.ARCHITECTURE, to_dict(summary["rows"][-1]["values"]))
     return summary
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
     """The records of the run in a folder; ValueError for damaged ones."""
-    return read_records(folder, settings_from_config(DigitsSettings, read_config(folder, "digits"), folder))
+    return read_records(folder, runs.settings_from_config(DigitsSettings, runs.read_config(folder, "digits"), folder))
 
 
 def read_records(folder: Path, settings: DigitsSettings) -> list[dict[str, Any]]:
@@ -324,7 +309,7 @@ def check_records(
     folder: Path, kinds: Sequence[str], shapes: Mapping[str, type], shape: type, find_fault: Callable[[Any], str]
 ) -> list[dict[str, Any]]:
     """The records in a folder: the first of these kinds, each of its shape, and with architectures of the space."""
-    path, space = folder / RESULTS, nas.space_of(Net())
+    path, space = folder / runs.RESULTS, nas.space_of(Net())
     records = read_json_lines(path, "delete the folder") if path.exists() else []
     for record, kind in zip(records, [*kinds, *["nothing"] * len(records)], strict=False):
         fault = mismatch(record, shapes.get(kind, shape))
@@ -378,22 +363,16 @@ def summarize(settings: DigitsSettings, records: Sequence[dict[str, Any]]) -> di
     accuracy = {kind: _mean_and_error([row[kind]["accuracy"] for row in rows]) for kind in KINDS}
     differences = [row["found"]["accuracy"] - row["random_best"]["accuracy"] for row in rows]
     steps = len(ShuffledBatches(load_split(0).train, settings.batch_size, torch.Generator()))
-    gradients = {
-        "found": 2 * settings.epochs * steps,
-        "random_best": settings.num_random * settings.training_epochs * steps,
-    }
-    seconds = {
-        "found": np.mean([row["seconds"] for row in rows]),
-        "random_best": np.mean([row["random_seconds"] for row in rows]),
-    }
+    epochs = {"found": 2 * settings.epochs, "random_best": settings.num_random * settings.training_epochs}
+    seconds = {"found": "seconds", "random_best": "random_seconds"}
     return {
         "rows": rows,
         "tree": decision_tree(Net()),
         "random_count": settings.num_random,
         "accuracy": accuracy,
         "found_minus_random_best": _mean_and_error(differences),
-        "gradients": gradients,
-        "seconds": {kind: float(mean) for kind, mean in seconds.items()},
+        "gradients": {kind: count * steps for kind, count in epochs.items()},
+        "seconds": {kind: float(np.mean([row[name] for row in rows])) for kind, name in seconds.items()},
     }
 
 

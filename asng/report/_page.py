@@ -9,19 +9,13 @@ from typing import Any
 
 from asng import __version__
 from asng._html import TABLE_STYLE, Html, decisions_table, element, join, script_json
+from asng.report import _tables as tables
 from asng.report._autoencoder import can_draw_autoencoder, draw_autoencoder
 from asng.report._cells import draw_cell_graphs, is_cells
 from asng.report._curves import Panel, front_panels, group_runs, metric_panels, probability_panels, sweep_panels
 from asng.report._pictures import draw_pictures
 from asng.report._read import RunData, front_of
-from asng.report._tables import (
-    front_table,
-    limits_section,
-    overview_section,
-    results_section,
-    section,
-    settings_section,
-)
+from asng.report._tables import section
 from asng.report._tree import draw_tree
 from asng.report._warnings import find_warnings
 
@@ -48,16 +42,16 @@ class Page:
         """The whole page."""
         sections = join(
             [
-                overview_section(self._groups),
+                tables.overview_section(self._groups),
                 self._warnings(),
                 self._by_run("Architecture", self._architecture),
                 self._curves(),
                 self._by_run("Probabilities over time", self._probabilities),
                 self._by_run("Pareto front", self._front),
-                limits_section(self._runs),
-                results_section(self._groups),
+                tables.limits_section(self._runs),
+                tables.results_section(self._groups),
                 self._pictures(),
-                settings_section(self._groups),
+                tables.settings_section(self._groups),
             ]
         )
         kinds = " and ".join(dict.fromkeys(_title_of(run) for run in self._runs))
@@ -180,7 +174,7 @@ class Page:
         if front is None:
             return []
         charts = [self._chart(panel) for panel in front_panels(front)]
-        folded = element("details", element("summary", "The front as a table"), front_table(front))
+        folded = element("details", element("summary", "The front as a table"), tables.front_table(front))
         return [element("div", *charts, class_="charts wide"), folded]
 
     def _pictures(self) -> Html | None:
