@@ -84,17 +84,14 @@ def format_number(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if math.isfinite(value) and 1000 <= abs(value) < 1e15 else f"{value:.4g}"
     if isinstance(value, dict):
-        pairs = [(str(name).replace("_", " "), each) for name, each in list(value.items())[:50]]
-        value = [
-            f"{name} {clean(each) if isinstance(each, (dict, list)) else format_number(each)}" for name, each in pairs
-        ]
-    if value == []:
-        return "none"
+        value = [f"{str(name).replace('_', ' ')} {_format_item(each)}" for name, each in list(value.items())[:50]]
     if isinstance(value, list):
-        return clean(
-            ", ".join(clean(each) if isinstance(each, (dict, list)) else format_number(each) for each in value[:50])
-        )
+        return clean(", ".join(map(_format_item, value[:50]))) if value else "none"
     return clean(value)
+
+
+def _format_item(value: Any) -> str:
+    return clean(value) if isinstance(value, (dict, list)) else format_number(value)
 
 
 def format_duration(seconds: float) -> str:
@@ -119,9 +116,10 @@ def round_number(value: float) -> float:
 def table(head: Iterable[Any], rows: Iterable[Iterable[Any]], caption: str, **attributes: Any) -> Html:
     """A table, with a caption one that scrolls sideways; the first cell of a row is its heading."""
     cells = [element("th", cell, scope="col") for cell in head]
-    body = []
-    for first, *rest in rows:
-        body.append(element("tr", element("th", first, scope="row"), *(element("td", cell) for cell in rest)))
+    body = [
+        element("tr", element("th", first, scope="row"), *(element("td", cell) for cell in rest))
+        for first, *rest in rows
+    ]
     inner = element(
         "table",
         element("caption", caption) if caption else None,
