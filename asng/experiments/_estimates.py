@@ -62,17 +62,15 @@ def estimate_digits(settings: digits.DigitsSettings) -> Estimate:
     """Of `asng digits search`: the search, and the trainings from scratch beside it."""
     data = digits.load_split(settings.seed)
     with digits._one_thread():
-        oneshot, job = digits.make_search(settings, settings.seed, data)
+        oneshot, job = digits.make_search(settings, data)
         generator = torch.Generator().manual_seed(settings.seed)
         batches = digits.ShuffledBatches(data.train, settings.batch_size, generator)
         batch = next(iter(batches))
         warmup = time_calls(lambda: oneshot.train_step(batch))
         step = time_calls(lambda: oneshot.step(batch, batch))
         once = replace(settings, training_epochs=1)
-        random = digits.draw_random(replace(settings, epochs=3 * settings.training_epochs), settings.seed)
-        half = statistics.fmean(
-            digits.train(once, settings.seed, data, values, hold_out=True)["seconds"] for values in random
-        )
+        random = digits.draw_random(replace(settings, epochs=3 * settings.training_epochs))
+        half = statistics.fmean(digits.train(once, data, values, hold_out=True)["seconds"] for values in random)
     steps = settings.epochs * len(batches)
     judged = settings.epochs - settings.warmup_epochs
     searching = len(batches) * (settings.warmup_epochs * warmup.mean + judged * step.mean)

@@ -125,14 +125,13 @@ def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor], augmenta
 
 def search(
     settings: DigitsSettings,
-    seed: int,
     data: Data,
     progress: Progress = no_progress,
     checkpoint: Checkpoint | None = None,
     callback: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
     """The architecture that ASNG and a second stage find, its probability, the most likely one, and the seconds."""
-    oneshot, job = make_search(settings, seed, data, callback)
+    oneshot, job = make_search(settings, data, callback)
     with closing(job):
         history = run_job(job, epochs=settings.epochs, checkpoint=checkpoint, progress=progress)
     start = time.perf_counter()
@@ -149,18 +148,18 @@ def second_stage(oneshot: nas.OneShot, data: Data) -> nas.Architecture:
 
 
 def make_search(
-    settings: DigitsSettings, seed: int, data: Data, callback: Callable[[Any], Any] | None = None
+    settings: DigitsSettings, data: Data, callback: Callable[[Any], Any] | None = None
 ) -> tuple[nas.OneShot, LoaderJob]:
     """A search before its first step, and the job that runs it."""
-    torch.manual_seed(seed)
+    torch.manual_seed(settings.seed)
     model = Net()
-    arch_optimizer = ASNG(nas.space_of(model), seed=seed)
+    arch_optimizer = ASNG(nas.space_of(model), seed=settings.seed)
     weight_optimizer = make_weight_optimizer({**UNTUNED, "lr": settings.lr}, model)
     schedules = Schedules(weight_optimizer, settings.epochs)
     oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, classification_loss, max_grad_norm=5.0)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(settings.seed)
     train, valid = (ShuffledBatches(half, settings.batch_size, generator) for half in (data.train, data.valid))
-    return oneshot, LoaderJob(oneshot, schedules, train, valid, seed, callback, settings.warmup_epochs)
+    return oneshot, LoaderJob(oneshot, schedules, train, valid, settings.seed, callback, settings.warmup_epochs)
 
 
 def make_weight_optimizer(hyper: Hyper, model: nn.Module) -> torch.optim.Optimizer:
@@ -169,16 +168,16 @@ def make_weight_optimizer(hyper: Hyper, model: nn.Module) -> torch.optim.Optimiz
 
 
 def train(
-    settings: Any, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
+    settings: Any, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
 ) -> dict[str, Any]:
     """An architecture trained from scratch: accuracies, parameters and seconds.
 
     It is trained on all training images or, if `hold_out`, on the half that trains in the search; then the other half
     gives its `valid_accuracy`, which is None otherwise. `accuracy` is that on the test images. Of the settings,
-    `training_epochs` and `batch_size` are used, and `lr` where no hyperparameters are given.
+    `training_epochs`, `batch_size` and `seed` are used, and `lr` where no hyperparameters are given.
     """
     start = time.perf_counter()
-    model = train_network(settings, seed, data, values, hold_out=hold_out, hyper=hyper)
+    model = train_network(settings, data, values, hold_out=hold_out, hyper=hyper)
     return {
         "values": values,
         "valid_accuracy": accuracy_of(model, data.valid) if hold_out else None,
@@ -189,15 +188,15 @@ def train(
 
 
 def train_network(
-    settings: Any, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
+    settings: Any, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
 ) -> nn.Module:
     """The network of `train`."""
     hyper = hyper or {**UNTUNED, "lr": settings.lr}
-    torch.manual_seed(seed)
+    torch.manual_seed(settings.seed)
     model = nas.extract(Net(), values)
     optimizer = make_weight_optimizer(hyper, model)
     lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.training_epochs)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(settings.seed)
     both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
     shuffled = ShuffledBatches(data.train if hold_out else both, settings.batch_size, generator)
     for _ in range(settings.training_epochs):
@@ -217,9 +216,9 @@ def accuracy_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
         return float((model(data[0]).argmax(1) == data[1]).double().mean())
 
 
-def draw_random(settings: DigitsSettings, seed: int) -> list[dict[str, Any]]:
-    """The random architectures of a seed, from the distribution with which a search begins."""
-    draws = ASNG(nas.space_of(Net()), seed=np.random.SeedSequence([seed, 2]))
+def draw_random(settings: DigitsSettings) -> list[dict[str, Any]]:
+    """The random architectures, from the distribution with which a search begins."""
+    draws = ASNG(nas.space_of(Net()), seed=np.random.SeedSequence([settings.seed, 2]))
     return [draws.ask(1)[0].values for _ in range(settings.num_random)]
 
 
@@ -262,10 +261,10 @@ def run(
     """
     with Run(folder, runs.make_config("digits", "search", settings), flags=flags) as run, _one_thread():
         seed, done = settings.seed, read_records(folder, settings)
-        data, random = load_split(seed), draw_random(settings, seed)
+        data, random = load_split(seed), draw_random(settings)
         if not done:
-            checkpoint = Checkpoint(checkpoint_path(folder, seed), run.config, runs.MetricsFile(run))
-            result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint, callback)
+            checkpoint = Checkpoint(folder / runs.CHECKPOINT, run.config, runs.MetricsFile(run))
+            result = search(settings, data, part_of(progress, 0.0, 0.5), checkpoint, callback)
             done.append({"seed": seed, "kind": "search", **result})
             run.append(done[0])
             checkpoint.remove()
@@ -276,7 +275,7 @@ def run(
             progress(0.5 + 0.5 * (number - 1) / len(trainings))
             if number >= len(done):
                 chosen = values or best_random(done)["values"]
-                record = train(settings, seed, data, chosen, hold_out=kind == "random")
+                record = train(settings, data, chosen, hold_out=kind == "random")
                 done.append({"seed": seed, "kind": kind, **record})
                 run.append(done[-1])
         summary = summarize(settings, done)
@@ -334,11 +333,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def checkpoint_path(folder: Path, seed: int) -> Path:
-    """The checkpoint of a search, which is there until the search ends."""
-    return folder / f"checkpoint-seed{seed}.pt"
 
 
 def best_random(records: Sequence[dict[str, Any]]) -> dict[str, Any]:

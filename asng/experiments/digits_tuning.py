@@ -116,7 +116,7 @@ def _check_finite_loss(loss: float) -> float:
 
 def train(settings: TuneSettings, trial: dict[str, Any], data: Data, kind: str) -> dict[str, Any]:
     """The architecture of a trial from scratch, with its hyperparameters, on all training images."""
-    trained = digits.train(settings, settings.seed, data, trial["values"], hyper=trial["hyper"])
+    trained = digits.train(settings, data, trial["values"], hyper=trial["hyper"])
     return {"kind": kind, "accuracy": trained["accuracy"], "parameters": trained["parameters"]}
 
 
