@@ -79,44 +79,12 @@ def describe_run(folder: Path) -> dict[str, Any] | None:
         run = read_run(folder)
     except (ValueError, OSError) as error:
         return {**about, "run": None, "state": "damaged", "fault": str(error), "progress": None, "best": None}
-    state = "damaged" if run.faults else "finished" if is_finished(run) else "interrupted"
+    state = "damaged" if run.faults else "finished" if run.is_finished else "interrupted"
     if is_locked(folder / runs.LOCK):
         state = "running"
-    progress = progress_of(run)
     about |= {"run": f"{run.config['experiment']} {run.config.get('kind')}"[:MAX_NAME], "state": state}
     about |= {"fault": run.faults[0] if run.faults else None, "best": best_of(run)}
-    return {**about, "progress": progress and dict(zip(("done", "total", "unit"), progress, strict=True))}
-
-
-def is_finished(run: RunData) -> bool:
-    """Whether nothing is left to do: the summary, which comes last, is there."""
-    progress = progress_of(run)
-    return bool(run.summary) and (progress is None or progress[0] >= progress[1])
-
-
-def progress_of(run: RunData) -> tuple[float, float, str] | None:
-    """The amount done, the total and the unit; None where they are unknown."""
-    total = _count_results(run.config)
-    if total is None:
-        return run.progress
-    seeds = len({str(record.get("seed")) for record in run.results}) or 1
-    return len(run.results), max(len(run.results), seeds * total), "results"
-
-
-def _count_results(config: Mapping[str, Any]) -> int | None:
-    """The number of lines per seed in results.jsonl of a finished run; None for a run of metrics, or a damaged one."""
-    try:
-        match config.get("experiment"), config.get("kind"):
-            case "digits", "search":
-                return 5 + max(1, round(2 * float(config["epochs"]) / float(config["training_epochs"])))
-            case "digits", "tune":
-                return int(config["trials"]) + 3
-            case "toy", "sweep":
-                methods = len({1.5, *config["alphas"]}) + 2
-                return int(len(config["lrs"]) * methods * len(config["powers"]))
-    except (KeyError, ValueError, TypeError, ArithmeticError):
-        pass
-    return None
+    return {**about, "progress": run.progress and dict(zip(("done", "total", "unit"), run.progress, strict=True))}
 
 
 def best_of(run: RunData) -> dict[str, Any] | None:
