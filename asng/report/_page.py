@@ -5,10 +5,11 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
+from string import Template
 from typing import Any
 
 from asng import __version__
-from asng._html import TABLE_STYLE, Html, decisions_table, element, join, script_json
+from asng._html import TABLE_STYLE, Html, decisions_table, element, join, script_json, to_html
 from asng.report import _tables as tables
 from asng.report._autoencoder import can_draw_autoencoder, draw_autoencoder
 from asng.report._cells import draw_cell_graphs, is_cells
@@ -208,22 +209,8 @@ def _switch(legend: str, kind: str, where: str, choices: Mapping[str, str]) -> H
 
 def _document(title: str, content: Html, data: Mapping[str, Any]) -> str:
     """The page around its content. The script is known by its hash: no other one runs, and nothing is loaded."""
-    style, script = ((files("asng.report") / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    names = ("page.html", "report.css", "report.js")
+    page, style, script = ((files("asng.report") / name).read_text(encoding="utf-8") for name in names)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", title),
-        Html(f"<style>{TABLE_STYLE}{style}</style>"),
-    )
-    arrow = Html(
-        '<svg class="defs" aria-hidden="true"><defs><marker id="head" viewBox="0 0 8 6" refX="6" refY="3" '
-        'markerWidth="8" markerHeight="6" markerUnits="userSpaceOnUse" orient="auto">'
-        '<path d="M0 0L8 3L0 6z"></path></marker></defs></svg>'
-    )
-    body = element("body", arrow, content, script_json(data, "data"), Html(f"<script>{script}</script>"), class_="asng")
-    return f'<!DOCTYPE html>\n<html lang="en">{head}{body}</html>\n'
+    parts = {"title": to_html(title), "style": TABLE_STYLE + style, "script": script, "digest": digest}
+    return Template(page).substitute(parts, content=content, data=script_json(data, "data"))
