@@ -65,10 +65,9 @@ def clean(value: Any) -> str:
     return escape_controls(shorten(value, str, MAX_TEXT, "…"))
 
 
-def script_json(data: Any, name: str) -> Html:
-    """Data for the script of the page; no text in it can end the element."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return Html(f'<script type="application/json" id="{name}">{text}</script>')
+def script_json(data: Any) -> Html:
+    """JSON for a script element; no text in it can end the element."""
+    return Html(json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
 
 
 def format_number(value: Any) -> str:

@@ -61,21 +61,19 @@ class Page:
         count = "1 run" if len(self._runs) == 1 else f"{len(self._runs)} runs"
         ids = re.findall('<section id="([^"]+)"', sections)
         links = [element("a", LINKS.get(name, name.capitalize()), href=f"#{name}") for name in ids]
-        head = element(
-            "header",
-            element("p", "asng report", class_="eyebrow"),
-            element("h1", kinds),
-            element("p", f"{count}: {listed} · asng {__version__}", class_="soft"),
-            self._reload_switch(),
+        return _fill_page(
+            title=f"{kinds}: asng report",
+            kinds=kinds,
+            runs=f"{count}: {listed} · asng {__version__}",
+            reload=self._reload_switch(),
+            links=join(links),
+            sections=sections,
+            data=script_json({"columns": list(self._columns), "charts": self._charts, "reload": self._reload_every}),
         )
-        nav = element("nav", *links, aria_label="Sections")
-        content = join([head, nav, element("main", sections), element("noscript", "Charts need JavaScript.")])
-        data = {"columns": list(self._columns), "charts": self._charts, "reload": self._reload_every}
-        return _document(f"{kinds}: asng report", content, data)
 
-    def _reload_switch(self) -> Html | None:
+    def _reload_switch(self) -> Html:
         if self._reload_every is None:
-            return None
+            return Html("")
         box = element("input", type="checkbox", id="reload", checked=True)
         text = f" reload every {self._reload_every} seconds, except while a chart is zoomed or a table open"
         return element("label", box, text, class_="hint")
@@ -207,10 +205,10 @@ def _switch(legend: str, kind: str, where: str, choices: Mapping[str, str]) -> H
     return element("fieldset", element("legend", legend), *buttons, class_="switch")
 
 
-def _document(title: str, content: Html, data: Mapping[str, Any]) -> str:
-    """The page around its content. The script is known by its hash: no other one runs, and nothing is loaded."""
+def _fill_page(**parts: Any) -> str:
+    """The page with its parts. The script is known by its hash: no other one runs, and nothing is loaded."""
     names = ("page.html", "report.css", "report.js")
     page, style, script = ((files("asng.report") / name).read_text(encoding="utf-8") for name in names)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    parts = {"title": to_html(title), "style": TABLE_STYLE + style, "script": script, "digest": digest}
-    return Template(page).substitute(parts, content=content, data=script_json(data, "data"))
+    fixed = {"style": TABLE_STYLE + style, "script": script, "digest": digest}
+    return Template(page).substitute(fixed, **{name: to_html(part) for name, part in parts.items()})
