@@ -295,8 +295,7 @@ class Optimizer(ABC):
             For each variable, by name, the probabilities of its choices (choices,), or `Normal(mean, std)` in the
             user's units.
         """
-        rows = zip(self._space.names, self._space.variables, self._family.describe(self.theta), strict=True)
-        return {name: variable.to_external(parameters) for name, variable, parameters in rows}
+        return self._space.to_external(self._family.describe(self.theta))
 
     def _repr_html_(self) -> str:
         """The distribution as a table, for notebooks."""

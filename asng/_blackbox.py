@@ -17,11 +17,9 @@ from asng._evaluation import CallResult
 from asng._ragged import Array
 from asng._untrusted import mismatch
 from asng._variable import Variable, stable_repr
+from asng._violations import FEASIBLE, WORST_LOSS, Violation
 
 Limits = Sequence[Callable[[dict[str, Any]], Any]]
-Violation = tuple[int, float]  # limits not reached, violation of the first violated one
-FEASIBLE: Violation = (0, 0.0)
-WORST_LOSS = 1e300  # told for infeasible candidates, which rank behind all finite losses
 ELITES, ELITE_AGE = 1, 20  # how many of the best of the last populations are ranked with the next one
 NOISY_ELITES, NOISY_ELITE_AGE = 2, 5  # the same where losses are noisy
 MAX_RESTART_SIZE = 1000  # the population of restarts: doubled without end, it would only draw
@@ -330,7 +328,7 @@ class BlackBox:
         for index, limit in enumerate(self._limits):
             number = _to_violation(limit(dict(values)), _limit_name(limit))
             if not number <= 0:
-                return len(self._limits) - index - 1, math.inf if math.isnan(number) else number
+                return Violation(len(self._limits) - index - 1, math.inf if math.isnan(number) else number)
         return FEASIBLE
 
     # State.
@@ -357,12 +355,12 @@ class BlackBox:
             "entropy": [self._entropy, list(self._spawn_key)],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "history": [
-                [trial.candidate.x.tolist(), trial.start, _to_json(e.loss), e.error, self._active_names(trial.key)]
+                [trial.candidate.x.tolist(), trial.start, _save_loss(e.loss), e.error, self._active_names(trial.key)]
                 for e, trial in rows
             ],
             "queue": [candidate.x.tolist() for candidate in (*flying, *self._queue)],
             "judged": [
-                [each.x.tolist(), _to_json(each.loss), list(map(_to_json, each.violation))] for each in self._judged
+                [each.x.tolist(), _save_loss(each.loss), list(map(_save_loss, each.violation))] for each in self._judged
             ],
             "counters": [self._stale, self._barren, self._settled],
             "is_listing": self._is_listing,
@@ -383,12 +381,12 @@ class BlackBox:
             candidate = self._candidate(x)
             if active is not None and not self._variables.keys() >= set(active):
                 raise ValueError(f"{active} are not all in the space")
-            self._remember(Trial(candidate, self._key(candidate), start), _from_json(loss), error, active)
+            self._remember(Trial(candidate, self._key(candidate), start), _load_loss(loss), error, active)
         self._queue.extend(map(self._candidate, state["queue"]))
         for x, loss, (first, second) in state["judged"]:
-            candidate, violation = self._candidate(x), (first, _from_json(second))
+            candidate, violation = self._candidate(x), Violation(first, _load_loss(second))
             key = self._key(candidate) if violation == FEASIBLE else None
-            self._judged.append(Judged(candidate.x, _from_json(loss), violation, key))
+            self._judged.append(Judged(candidate.x, _load_loss(loss), violation, key))
         self._stale, self._barren, self._settled = state["counters"]
         self._is_listing = state["is_listing"]
         self._started_before, self._told_before, self._first = state["before"]
@@ -426,9 +424,9 @@ def _entropy_to_json(entropy: Any) -> Any:
     return entropy if entropy is None or isinstance(entropy, int) else [int(each) for each in entropy]
 
 
-def _to_json(number: float) -> float | None:
+def _save_loss(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _from_json(number: float | None) -> float:
+def _load_loss(number: float | None) -> float:
     return math.inf if number is None else number

@@ -139,7 +139,7 @@ def as_losses(losses: Iterable[Any], n: int) -> list[float]:
     >>> as_losses([0.5, math.nan, -math.inf], 3)
     [0.5, inf, inf]
     """
-    values = losses if type(losses) is list else _as_list(losses, n)
+    values = losses if type(losses) is list else _take_losses(losses, n)
     if len(values) != n:
         m = len(losses) if isinstance(losses, Sized) else len(values) if len(values) < n else f"more than {n}"
         raise ValueError(f"got {n} candidates and {m} losses; tell one loss for each candidate")
@@ -152,7 +152,7 @@ def as_losses(losses: Iterable[Any], n: int) -> list[float]:
     return values
 
 
-def _as_list(losses: Iterable[Any], n: int) -> list[Any]:
+def _take_losses(losses: Iterable[Any], n: int) -> list[Any]:
     """The first n + 1 losses; an iterable may be endless."""
     try:
         each = None if isinstance(losses, (str, bytes, set, frozenset, dict)) else iter(losses)

@@ -81,7 +81,7 @@ def cma_update(state: CovarianceState, step: Array, y: Array, weights: Array, ra
     The covariance includes the step size, whose changes multiply it and its path.
     """
     n = len(state.covariance)
-    values, vectors = eigen(state.covariance)
+    values, vectors = decompose(state.covariance)
     white_step, white = (each @ vectors / np.sqrt(values) @ vectors.T for each in (step, y))
     sigma_path = (1 - rates.sigma) * state.sigma_path
     sigma_path += math.sqrt(rates.sigma * (2 - rates.sigma) * rates.mu_eff) * white_step
@@ -139,7 +139,7 @@ class CovarianceASNG(Optimizer):
         x = super()._sample(n, generator)
         mean, var = self._normal._mean_and_var(self._state.theta[self._own])
         white = (x[:, self._columns] - mean) / np.sqrt(var)
-        values, vectors = eigen(self._state.covariance)
+        values, vectors = decompose(self._state.covariance)
         x[:, self._columns] = mean + white @ ((vectors * np.sqrt(values)) @ vectors.T)
         return x
 
@@ -177,7 +177,7 @@ class CovarianceASNG(Optimizer):
         return None if is_covariance else "covariance"
 
 
-def eigen(covariance: Array) -> tuple[Array, Array]:
+def decompose(covariance: Array) -> tuple[Array, Array]:
     """Eigenvalues and eigenvectors; of correlations too close to one, nearby ones."""
     std = np.sqrt(np.diagonal(covariance))
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)

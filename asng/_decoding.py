@@ -1,6 +1,6 @@
 """A space compiled: many raw draws become values at once."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,11 @@ class Space:
             values.update(zip(names, row))  # noqa: B905 (strict costs time in every ask)
             decoded.append(values)
         return decoded
+
+    def to_external(self, parameters: Iterable[Any]) -> dict[str, Any]:
+        """The parameters of all variables, as `Family.describe` lists them, in the user's units, by name."""
+        rows = zip(self.names, self.variables, parameters, strict=True)
+        return {name: variable.to_external(each) for name, variable, each in rows}
 
     def describe(self) -> list[list[str]]:
         """Names and variables in order, as text that is equal for equal spaces, also in another process."""

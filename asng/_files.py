@@ -31,6 +31,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, or what the user m
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 PREVIOUS = ".asng-previous"
 MAX_SHOWN = 5  # differences in a message
+RUN_FORMAT = 2  # of the files in the folder of a run, and of what its settings mean; older ones are refused
 
 
 class Lock:
@@ -194,7 +195,7 @@ def atomic_write(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
     """
     if not path.is_symlink() and (path.is_char_device() or path.is_block_device() or path.is_dir()):
         raise ValueError(f"{path} is no file but a folder or a device; give another path")
-    temporary = _temporary(path)
+    temporary = _temporary_path(path)
     with explain_full_disk(path):
         try:
             file, _ = _open_locked(temporary, "xb")
@@ -276,7 +277,7 @@ def _differences(saved: Mapping[str, Any], current: Mapping[str, Any], prefix: s
             yield f"{prefix}{name}: {str(one)[:80]} there, {str(other)[:80]} here"
 
 
-def _temporary(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.asng-{os.getpid()}-{secrets.token_hex(4)}")
 
 
@@ -329,7 +330,7 @@ def _holder(path: Path) -> str:
 
 def _link_or_copy(path: Path, target: Path) -> None:
     """Give a file a second name, replacing the file that has that name."""
-    spare = _temporary(target)
+    spare = _temporary_path(target)
     try:
         try:
             os.link(path, spare)

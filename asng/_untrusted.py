@@ -69,13 +69,8 @@ def read_json(path: Path, cure: str, shape: Any = Any) -> Any:
 
 def read_json_lines(path: Path, cure: str) -> list[dict[str, Any]]:
     """The objects of a file of JSON lines; ValueError names the file, the line and the cure."""
-    return parse_json_lines(read_bytes(path), path, cure)
-
-
-def parse_json_lines(content: bytes, path: Path, cure: str) -> list[dict[str, Any]]:
-    """The objects of the lines of a file, as `read_json_lines` reads them."""
     records = []
-    for number, line in enumerate(content.splitlines(), start=1):
+    for number, line in enumerate(read_bytes(path).splitlines(), start=1):
         try:
             fault = mismatch(record := parse_json(line), dict[str, Any])
         except ValueError as error:

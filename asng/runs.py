@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, get_type_hints
 
 from asng import __version__
-from asng._files import Lock, atomic_write, differences, explain_full_disk, make_folder_for
+from asng._files import RUN_FORMAT, Lock, atomic_write, differences, explain_full_disk, make_folder_for
 from asng._untrusted import mismatch, read_bytes, read_json, read_json_lines, shorten
 
 CONFIG = "config.json"
@@ -161,7 +161,8 @@ def _to_line(record: Mapping[str, Any]) -> bytes:
 
 def make_config(experiment: str, kind: str, settings: Any, **more: Any) -> dict[str, Any]:
     """The configuration of a run."""
-    return {"experiment": experiment, "kind": kind, "version": __version__, **vars(settings), **more}
+    made_by = {"version": __version__, "format": RUN_FORMAT}
+    return {"experiment": experiment, "kind": kind, **made_by, **vars(settings), **more}
 
 
 def read_config(folder: Path, experiment: str | None = None, needs: str | None = None) -> dict[str, Any]:
@@ -182,6 +183,12 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
         inside = f"; in it is the run {runs[0]}" if runs else ""
         raise ValueError(f"{folder} is no run: it has no {CONFIG}{inside}")
     config: dict[str, Any] = read_json(path, "delete the folder, or use another", dict[str, Any])
+    if "version" in config and config.get("format") != RUN_FORMAT:  # without a version it is not asng's
+        made, found = shorten(config["version"]), shorten(config.get("format", 1))
+        raise ValueError(
+            f"{folder} is a run of format {found}, made by asng {made}; this is asng {__version__}, which reads format "
+            f"{RUN_FORMAT}: use the one that made it, or run it again in another folder"
+        )
     if experiment is not None and config.get("experiment") != experiment:
         raise ValueError(f"{folder} is no run of {experiment}: its {CONFIG} says {shorten(config.get('experiment'))}")
     if needs is not None and not (folder / needs).is_file():
@@ -226,19 +233,13 @@ def settings_from_config(kind: type[SettingsT], config: Mapping[str, Any], folde
     tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
     try:
         given = {field.name: tuples[field.name] for field in fields(kind)}  # type: ignore[arg-type]
-    except KeyError as error:
-        made = f"asng {config.get('version', 'of another version')}"
-        raise ValueError(
-            f"the run in {folder} was made by {made}, without the setting {error}, and this is asng {__version__}; "
-            f"do this with {made}, or run it again"
-        ) from None
-    try:
         for name, hint in get_type_hints(kind).items():
             if name in given and (fault := mismatch(given[name], hint)):
                 raise ValueError(f"{name} {fault}")
         return kind(**given)
-    except ValueError as error:
-        raise ValueError(f"{folder / CONFIG} is damaged ({error}); run it again in another folder") from None
+    except (KeyError, ValueError) as error:
+        fault = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{folder / CONFIG} is damaged ({fault}); run it again in another folder") from None
 
 
 def write_json(path: Path, data: Any) -> None:

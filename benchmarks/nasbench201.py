@@ -36,6 +36,7 @@ from nasbench201_report import COMPARED, draw, show_tables
 from searchers import Code, method_of
 
 import asng
+from asng._files import RUN_FORMAT
 from asng.experiments._workers import run_parallel
 from asng.runs import RESULTS, Run, read_config
 
@@ -164,6 +165,7 @@ def run(
     config = {
         "benchmark": "nasbench201",
         "version": asng.__version__,
+        "format": RUN_FORMAT,
         "table": load_table(path).digest(),
         "noiseless": noiseless,
         "evaluations": checkpoints(budget),

@@ -39,7 +39,8 @@ from asng.experiments.cifar10.data import load_cifar10
 from asng.experiments.cifar10.network import count_without_auxiliary
 from asng.experiments.cifar10.space import random_values
 from asng.experiments.cifar10.task import Cifar10, Cifar10RetrainSettings, Cifar10SearchSettings, accuracy
-from asng.nas._loop import Checkpoint, run_job
+from asng.nas._checkpoints import Checkpoint
+from asng.nas._loop import run_job
 from asng.runs import CHECKPOINT, METRICS, RESULTS, Run, read_config, settings_from_config
 
 WAYS = {

@@ -14,7 +14,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):  # not on Windows
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-pytest.register_assert_rewrite("tests.helpers.family_checks", "tests.helpers.examples")
+pytest.register_assert_rewrite(*(f"tests.helpers.{name}" for name in ("elastic_sizes", "examples", "family_checks")))
 
 settings.register_profile("without deadlines", deadline=None)  # a busy machine is no failure
 settings.load_profile("without deadlines")

@@ -23,7 +23,7 @@ CORE = [
     "_state",
     "_decoding",
 ]
-CORE += ["space", "_variable", "families", "_values", "_ragged", "_checks", "_html"]
+CORE += ["space", "_variable", "families", "_values", "_ragged", "_checks", "_html", "_violations"]
 CHAIN = ["cli", "experiments", "nas", *CORE]
 MAY_IMPORT = {room: set(CHAIN[position:]) for position, room in enumerate(CHAIN)}
 MAY_IMPORT["cli"] |= {"_signals", "report", "runs", "integrations", "asng"}

@@ -16,6 +16,7 @@ from asng._untrusted import read_json_lines
 from asng.runs import CHECKPOINT, METRICS, MetricsFile, Run, make_config, read_config, settings_from_config, write_json
 
 CONFIG = {"experiment": "toy", "rates": (0.05, 0.0005), "seed": 1}
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def append_to(folder, *appended):
@@ -69,10 +70,10 @@ def test_another_configuration_is_refused_with_what_differs_and_the_cure(tmp_pat
 
 
 def test_a_run_of_another_version_is_refused_with_both_versions(tmp_path):
-    with Run(tmp_path, {**CONFIG, "version": "0.1.0"}):
+    with Run(tmp_path, {**CONFIG, "version": "0.1.0", "format": 2}):
         pass
     with pytest.raises(ValueError, match=r"version: 0\.1\.0 there, 0\.2\.0 here; new: None there, 3 here"):
-        Run(tmp_path, {**CONFIG, "version": "0.2.0", "new": 3})
+        Run(tmp_path, {**CONFIG, "version": "0.2.0", "format": 2, "new": 3})
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"3", b"\xff", b"[" * 10**5])
@@ -213,7 +214,14 @@ class Some:
 
 def test_a_folder_says_what_it_is_and_gives_the_settings_back(tmp_path):
     there = make_config("cifar10", "search", Some(count=7))
-    assert there == {"experiment": "cifar10", "kind": "search", "version": __version__, "count": 7, "lr": 0.1}
+    assert there == {
+        "experiment": "cifar10",
+        "kind": "search",
+        "version": __version__,
+        "format": 2,
+        "count": 7,
+        "lr": 0.1,
+    }
     (tmp_path / "config.json").write_text(json.dumps(there))
     (tmp_path / CHECKPOINT).touch()
     assert read_config(tmp_path, "cifar10", needs=CHECKPOINT) == there
@@ -249,14 +257,26 @@ def test_settings_out_of_their_range_are_damaged():
         settings_from_config(Some, {"count": 101, "lr": 0.1}, Path("a"))
 
 
-def test_settings_of_another_version_are_refused():
+def test_a_setting_that_is_not_there_is_damaged():
+    with pytest.raises(ValueError, match=r"^a/config\.json is damaged \(it has no 'lr'\); run it again"):
+        settings_from_config(Some, {"count": 3}, Path("a"))
+
+
+@pytest.mark.parametrize(("format", "shown"), [({}, "1"), ({"format": 1}, "1"), ({"format": 3}, "3")])
+def test_a_run_of_another_format_is_refused_with_both_versions(tmp_path, format, shown):
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "version": "0.0.7", **format}))
     message = (
-        rf"made by asng 0\.0\.7, without the setting 'lr', and this is asng {__version__}; do this with asng 0\.0\.7"
+        rf"is a run of format {shown}, made by asng '0\.0\.7'; this is asng {__version__}, which reads format 2: use"
     )
     with pytest.raises(ValueError, match=message):
-        settings_from_config(Some, {"count": 3, "version": "0.0.7"}, Path("a"))
-    with pytest.raises(ValueError, match="do this with asng of another version, or run it again"):
-        settings_from_config(Some, {"count": 3}, Path("a"))
+        read_config(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        Run(tmp_path, CONFIG)
+
+
+def test_a_folder_without_a_version_is_somebody_elses(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"experiment": "mine"}))
+    assert read_config(tmp_path) == {"experiment": "mine"}
 
 
 # What a run was made with
@@ -320,3 +340,8 @@ def test_metrics_beside_results_are_restored_and_have_no_nan(tmp_path):
         run.append({"result": 1})
     assert (tmp_path / "metrics.jsonl").read_text() == '{"epoch": 1, "loss": null}\n'
     assert (tmp_path / "results.jsonl").read_text() == '{"result": 1}\n'
+
+
+@pytest.mark.parametrize("config", sorted(RESULTS.rglob("config.json")), ids=lambda path: str(path.parent.name))
+def test_the_kept_results_are_of_this_format(config):
+    assert read_config(config.parent)

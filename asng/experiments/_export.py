@@ -12,7 +12,7 @@ from asng._progress import Progress
 from asng.experiments import digits
 from asng.experiments._image_runs import load_trained
 from asng.experiments._task import Task
-from asng.nas._loop import Checkpoint
+from asng.nas._checkpoints import Checkpoint
 from asng.runs import CHECKPOINT, SUMMARY, read_config, settings_from_config
 
 DIGITS_INPUTS = "Images (n, 1, 8, 8), gray from 0 to 1; scores of the ten digits."

@@ -11,7 +11,8 @@ from asng.experiments import _figures
 from asng.experiments._jobs import Callback, SearchJob, TrainJob
 from asng.experiments._settings import JobSettings, SearchSettings, describe_machine
 from asng.experiments._task import EvaluateSettings, Task
-from asng.nas._loop import Checkpoint, Job, run_job
+from asng.nas._checkpoints import Checkpoint
+from asng.nas._loop import Job, run_job
 from asng.nas.architecture import from_dict, to_dict
 from asng.runs import ARCHITECTURE, CHECKPOINT, METRICS, SUMMARY, Run, make_config, settings_from_config, write_json
 

@@ -24,8 +24,9 @@ from asng._progress import Progress, no_progress, part_of
 from asng._untrusted import mismatch, read_json_lines
 from asng.experiments._digits_net import HANDCRAFTED as HANDCRAFTED
 from asng.experiments._digits_net import Net as Net
+from asng.nas._checkpoints import Checkpoint
 from asng.nas._loader_job import LoaderJob, Schedules
-from asng.nas._loop import Checkpoint, run_job
+from asng.nas._loop import run_job
 from asng.nas._saving import decision_tree
 from asng.nas.architecture import VERSION, from_dict, to_dict
 from asng.optimizer import ASNG

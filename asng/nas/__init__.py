@@ -5,6 +5,7 @@ try:
 except ImportError as error:
     raise ImportError(f"asng.nas needs PyTorch ({error}): pip install 'asng[nas]'") from None
 
+from asng._violations import Violation
 from asng.nas import layers
 from asng.nas._candidates import Judge, LossFn, Step
 from asng.nas._measures import Flops, Latency, parameters
@@ -15,7 +16,7 @@ from asng.nas.conversion import convert
 from asng.nas.decisions import Decision, OneOf, Pick, Repeat, Searchable, SizeLike, Value, Width
 from asng.nas.export import export
 from asng.nas.layers import *  # noqa: F403 - the elastic layers, listed there
-from asng.nas.limits import Costs, Limit, Measure, Violation
+from asng.nas.limits import Costs, Limit, Measure
 from asng.nas.oneshot import OneShot
 from asng.nas.ranking import front, rerank, score
 from asng.nas.recalibration import recalibrate

@@ -1,28 +1,32 @@
-"""Checkpoint files: written atomically by one process, with the previous one kept."""
+"""Checkpoint files: written atomically by one process, with the previous one kept, and refused to other runs."""
 
 import copy
 import io
 import re
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from asng._files import atomic_write, make_folder_for, offer_previous, previous_path
+from asng import _files
+from asng._checks import check_int
 from asng._untrusted import open_regular
 
 FORMAT = "asng checkpoint 2"
+START_OVER = "use another path, or delete it to start over"
 LOADABLE = frozenset({bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter})
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint at `path` atomically; ValueError names what could not be loaded again."""
     content = {"format": FORMAT, "state": _to_loadable(state)}
-    make_folder_for(path)
-    with atomic_write(path, keep=previous_path(path)) as file:
+    _files.make_folder_for(path)
+    with _files.atomic_write(path, keep=_files.previous_path(path)) as file:
         try:
             torch.save(content, file)
         except RuntimeError as error:  # torch's own, which hides that of the disk
@@ -75,12 +79,12 @@ def load(path: Path) -> dict[str, Any]:
             content = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged file may raise anything
             raise ValueError(
-                f"{path} is damaged or no checkpoint ({short_reason(error)}){offer_previous(path)}"
+                f"{path} is damaged or no checkpoint ({short_reason(error)}){_files.offer_previous(path)}"
             ) from None
     found = content.get("format") if isinstance(content, dict) else None
     if found != FORMAT or not isinstance(content.get("state"), dict):
         kind = f"an {found}" if str(found).startswith("asng checkpoint") else "no checkpoint of asng"
-        raise ValueError(f"{path} is {kind}; this version reads an {FORMAT}{offer_previous(path)}")
+        raise ValueError(f"{path} is {kind}; this version reads an {FORMAT}{_files.offer_previous(path)}")
     return dict(content["state"])
 
 
@@ -94,3 +98,106 @@ def short_reason(error: Exception) -> str:
         return f"it has no {error}"
     text = (str(error) or type(error).__name__).splitlines()[0]
     return re.split(r"(?<=\w)\. ", text)[0][:200]
+
+
+JobT = TypeVar("JobT")
+
+
+class Records(Protocol):
+    """The records of a job in a file, such as those of an `asng.runs.Run`."""
+
+    def renew(self) -> None:
+        """Raise ValueError if another process took over."""
+
+    def restore(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Make these the records of the file."""
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add the record of an epoch."""
+
+
+class Checkpoint:
+    """The checkpoint file of a job, locked while the job runs."""
+
+    def __init__(
+        self,
+        path: Path,
+        identity: Mapping[str, Any],
+        records: Records | None = None,
+        *,
+        may_extend: bool = False,
+    ) -> None:
+        """`identity`: what a run must have in common with the one that saved the checkpoint; JSON-safe.
+
+        `records`: a file that gets the record of each epoch before its state is saved.
+        `may_extend`: a job may be continued under an identity that differs by more `epochs`.
+        """
+        self.path: Path = path
+        self.identity: dict[str, Any] = dict(identity)
+        self.records: Records | None = records
+        self._may_extend = may_extend
+        self._lock: _files.Lock | None = None
+
+    def lock(self) -> None:
+        """Refuse other writers until `release`; raises ValueError if there is one."""
+        if self.records is None:  # otherwise their folder is locked
+            self.path = self.path.resolve() if self.path.is_symlink() else self.path  # the link stays
+            self._lock = _files.lock_checkpoint(self.path)
+
+    def release(self) -> None:
+        """Let others write."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def load(self) -> dict[str, Any] | None:
+        """The saved state, or None; raises ValueError if it has another identity."""
+        if not self.path.exists():
+            return None
+        state = load(self.path)
+        with self.explain_errors():
+            identity = dict(state["identity"])
+            there, here = identity.get("epochs"), self.identity.get("epochs")
+            if self._may_extend and isinstance(there, int) and here is not None and there < here:
+                identity["epochs"] = here
+            another = _files.differences(identity, self.identity)
+        if another:
+            raise ValueError(
+                f"{self.path} is of another run ({another}); to continue it, give what it had; {START_OVER}"
+            )
+        return state
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Replace the checkpoint; raises ValueError if another process took over."""
+        for writer in (self.records, self._lock):
+            if writer is not None:
+                writer.renew()
+        save(self.path, {"identity": self.identity, **state})
+
+    def remove(self) -> None:
+        """Remove the checkpoint of a job whose result was kept, and the one before it."""
+        for path in (self.path, _files.previous_path(self.path)):
+            path.unlink(missing_ok=True)
+
+    def restore(self, make_job: Callable[[], JobT]) -> tuple[JobT, int]:
+        """Make a job that will not run, such as to test its model, with the saved state; and how many steps it made.
+
+        The job is made after the identity has been compared, since that may take long.
+        """
+        state = self.load()
+        if state is None:
+            raise ValueError(f"there is no {self.path} yet; let the run reach its first checkpoint")
+        job: Any = make_job()
+        with self.explain_errors():
+            job.load_state_dict(state["job"])
+            return job, check_int(state["index"], "index", min=0)
+
+    @contextmanager
+    def explain_errors(self) -> Iterator[None]:
+        """Turn any error in reading a foreign state into a ValueError that names the checkpoint and the cure."""
+        try:
+            yield
+        except torch.OutOfMemoryError:  # not the checkpoint's fault
+            raise
+        except Exception as error:
+            reason = short_reason(error)
+            raise ValueError(f"{self.path} is of another run ({reason}); {START_OVER}") from None

@@ -251,7 +251,7 @@ def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimiz
             f"{type(arch_optimizer).__name__}; pass the torch optimizer of the weights as weight_optimizer"
         )
     check_decisions(supernet.space)
-    _check_space(supernet, arch_optimizer)
+    _check_same_space(supernet, arch_optimizer)
     _check_parameters(supernet.model, weight_optimizers)
     for module, path in supernet.paths.items():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
@@ -281,7 +281,7 @@ def check_step_options(
         raise ValueError(f"amp_dtype must be torch.bfloat16, torch.float16 or None, got {amp_dtype}")
 
 
-def _check_space(supernet: "Supernet", arch_optimizer: Optimizer) -> None:
+def _check_same_space(supernet: "Supernet", arch_optimizer: Optimizer) -> None:
     model_space, optimizer_space = supernet.space, arch_optimizer.space
     equal = {name for name in model_space if name in optimizer_space and model_space[name] == optimizer_space[name]}
     differing = sorted({*model_space, *optimizer_space} - equal)

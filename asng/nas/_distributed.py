@@ -129,7 +129,7 @@ class Groups:
                 stacklevel=3,
             )
 
-    def own(self, candidates: int) -> range:
+    def shard(self, candidates: int) -> range:
         """Indices of the candidates that this process runs."""
         return range(self._index, candidates if self._part < self._parts else 0, self._count)
 

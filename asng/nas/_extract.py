@@ -46,7 +46,7 @@ class StaticBuild:
         self._views, self._copies = (Build(copies, self._ties.slice, self._original) for copies in (False, True))
         with supernet.select_temporarily(values), preserve_rng(supernet), torch.no_grad():
             with forbid_changes(supernet, "build_static"):
-                self.network = self._static(supernet.model)
+                self.network = self._make_static(supernet.model)
             self._ties.check(self.network.named_modules())
 
     def num_parameters(self) -> int:
@@ -112,7 +112,7 @@ class StaticBuild:
                     others[id(module)] = after
         return _Memo(memo, others) if others else memo
 
-    def _static(self, module: nn.Module) -> nn.Module:
+    def _make_static(self, module: nn.Module) -> nn.Module:
         if module not in self._replacements:
             if module in self._in_progress:
                 label = label_of(module, self._original)
@@ -122,11 +122,11 @@ class StaticBuild:
             if holds_decisions(module, self._seen):
                 replacement = self._replacement(module)
                 if replacement is not module:
-                    result = self._static(replacement)
+                    result = self._make_static(replacement)
                 else:
                     result = copy.copy(module)
                     children = module._modules.items()
-                    static = {name: None if child is None else self._static(child) for name, child in children}
+                    static = {name: None if child is None else self._make_static(child) for name, child in children}
                     result.__dict__["_modules"] = static  # the original keeps its own
             self._replacements[module] = result
         return self._replacements[module]

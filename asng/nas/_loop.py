@@ -7,25 +7,23 @@ on its index, on the state that its job saves, and on the global RNG states, whi
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from asng._checks import check_int
-from asng._files import Lock, differences, lock_checkpoint, previous_path
 from asng._progress import Progress, no_progress
 from asng._signals import delay_interrupts
 from asng._untrusted import mismatch
-from asng.nas import _checkpoints, _distributed
+from asng.nas import _distributed
 from asng.nas._candidates import finite_mean
+from asng.nas._checkpoints import Checkpoint, short_reason
 
-START_OVER = "use another path, or delete it to start over"
 STATUS_INTERVAL = 0.5  # seconds; reading a number makes the host wait for the GPU
 
 Number = float | Tensor
@@ -94,109 +92,6 @@ class Job(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from such a state."""
-
-
-JobT = TypeVar("JobT", bound=Job)
-
-
-class Records(Protocol):
-    """The records of a job in a file, such as those of an `asng.runs.Run`."""
-
-    def renew(self) -> None:
-        """Raise ValueError if another process took over."""
-
-    def restore(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Make these the records of the file."""
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Add the record of an epoch."""
-
-
-class Checkpoint:
-    """The checkpoint file of a job, locked while the job runs."""
-
-    def __init__(
-        self,
-        path: Path,
-        identity: Mapping[str, Any],
-        records: Records | None = None,
-        *,
-        may_extend: bool = False,
-    ) -> None:
-        """`identity`: what a run must have in common with the one that saved the checkpoint; JSON-safe.
-
-        `records`: a file that gets the record of each epoch before its state is saved.
-        `may_extend`: a job may be continued under an identity that differs by more `epochs`.
-        """
-        self.path: Path = path
-        self.identity: dict[str, Any] = dict(identity)
-        self.records: Records | None = records
-        self._may_extend = may_extend
-        self._lock: Lock | None = None
-
-    def lock(self) -> None:
-        """Refuse other writers until `release`; raises ValueError if there is one."""
-        if self.records is None:  # otherwise their folder is locked
-            self.path = self.path.resolve() if self.path.is_symlink() else self.path  # the link stays
-            self._lock = lock_checkpoint(self.path)
-
-    def release(self) -> None:
-        """Let others write."""
-        if self._lock is not None:
-            self._lock.release()
-
-    def load(self) -> dict[str, Any] | None:
-        """The saved state, or None; raises ValueError if it has another identity."""
-        if not self.path.exists():
-            return None
-        state = _checkpoints.load(self.path)
-        with self.explain_errors():
-            identity = dict(state["identity"])
-            there, here = identity.get("epochs"), self.identity.get("epochs")
-            if self._may_extend and isinstance(there, int) and here is not None and there < here:
-                identity["epochs"] = here
-            another = differences(identity, self.identity)
-        if another:
-            raise ValueError(
-                f"{self.path} is of another run ({another}); to continue it, give what it had; {START_OVER}"
-            )
-        return state
-
-    def save(self, state: Mapping[str, Any]) -> None:
-        """Replace the checkpoint; raises ValueError if another process took over."""
-        for writer in (self.records, self._lock):
-            if writer is not None:
-                writer.renew()
-        _checkpoints.save(self.path, {"identity": self.identity, **state})
-
-    def remove(self) -> None:
-        """Remove the checkpoint of a job whose result was kept, and the one before it."""
-        for path in (self.path, previous_path(self.path)):
-            path.unlink(missing_ok=True)
-
-    def restore(self, make_job: Callable[[], JobT]) -> tuple[JobT, int]:
-        """Make a job that will not run, such as to test its model, with the saved state; and how many steps it made.
-
-        The job is made after the identity has been compared, since that may take long.
-        """
-        state = self.load()
-        if state is None:
-            raise ValueError(f"there is no {self.path} yet; let the run reach its first checkpoint")
-        job = make_job()
-        with self.explain_errors():
-            job.load_state_dict(state["job"])
-            return job, check_int(state["index"], "index", min=0)
-
-    @contextmanager
-    def explain_errors(self) -> Iterator[None]:
-        """Turn any error in reading a foreign state into a ValueError that names the checkpoint and the cure."""
-        try:
-            yield
-        except torch.OutOfMemoryError:  # not the checkpoint's fault
-            raise
-        except Exception as error:
-            reason = _checkpoints.short_reason(error)
-            raise ValueError(f"{self.path} is of another run ({reason}); {START_OVER}") from None
 
 
 def run_job(
@@ -346,7 +241,7 @@ class _Loop:
         try:
             self.save()
         except Exception as another:  # such as a full disk; the first error is the one to show
-            where = f"the state could not be saved ({_checkpoints.short_reason(another)})"
+            where = f"the state could not be saved ({short_reason(another)})"
         if _distributed.is_rank0():
             error.add_note(where)
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from asng import __version__
 from asng._asktell import Optimizer, describe_distribution
-from asng._files import as_path, atomic_write, make_folder_for
-from asng.nas.architecture import to_dict
+from asng._files import RUN_FORMAT, as_path, atomic_write, make_folder_for
 from asng.nas._extract import walk
+from asng.nas.architecture import to_dict
 from asng.nas.decisions import Decision
 from asng.nas.supernet import Values
 from asng.space import Variable
@@ -35,7 +35,7 @@ def save_result(result: "SearchResult", given: str | Path, settings: Mapping[str
     if (folder / "config.json").exists():
         raise ValueError(f"{folder} holds a run already; save the result in another folder")
     optimizer = result.arch_optimizer
-    known = {"kind": "search", "version": __version__, "optimizer": type(optimizer).__name__}
+    known = {"kind": "search", "version": __version__, "format": RUN_FORMAT, "optimizer": type(optimizer).__name__}
     summary = {
         "feasible": result.feasible,
         "probability": result.probability,
@@ -148,12 +148,12 @@ def decision_rows(
             rows.append((name, value, "", "", _format_parameters(now[name])))
         else:
             numbers = (math.exp(variable.log_prob(where[name], values[name])) for where in (now, largest))
-            others = _others(variable, now[name], values[name])
+            others = _format_others(variable, now[name], values[name])
             rows.append((name, value, *(f"{number:.3f}" for number in numbers), others))
     return rows
 
 
-def _others(variable: Variable, parameters: Any, value: Any) -> str:
+def _format_others(variable: Variable, parameters: Any, value: Any) -> str:
     """The most likely choices beside one; of numbers their distribution."""
     if not isinstance(parameters, np.ndarray):
         return _format_parameters(parameters)

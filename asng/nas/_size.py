@@ -31,20 +31,16 @@ class Arithmetic:
     def __truediv__(self, other: Any) -> "Size":
         return _combine("/", self, other)
 
-    def __radd__(self, other: Any) -> "Size":
-        return _combine("+", self, other)
-
     def __rsub__(self, other: Any) -> "Size":
         return _combine("-", other, self)
-
-    def __rmul__(self, other: Any) -> "Size":
-        return _combine("*", self, other)
 
     def __rfloordiv__(self, other: Any) -> "Size":
         return _combine("//", other, self)
 
     def __rtruediv__(self, other: Any) -> "Size":
         return _combine("/", other, self)
+
+    __radd__, __rmul__ = __add__, __mul__
 
     def __mod__(self, other: Any) -> Any:  # as torch's convolutions compute
         raise ValueError(

@@ -159,7 +159,7 @@ class Training:
         """Accumulate the gradients of this process's candidates; returns their outcomes."""
         outcomes: list[Outcome | None] = [None] * len(candidates)
         parts = [self._groups.take(batch) for batch in batches]
-        waiting, added = list(self._groups.own(len(candidates))), []
+        waiting, added = list(self._groups.shard(len(candidates))), []
         while waiting:
             index = waiting.pop(0)
             values, done = candidates[index], []
@@ -183,7 +183,7 @@ class Training:
     def _drop_failed(self, outcomes: list[Outcome | None], before: list[Tensor | None]) -> None:
         """Drop the gradient of a candidate that failed in another process of its group."""
         failed = _distributed.any_rank([outcome is FAILED for outcome in outcomes], self._weights.device)
-        for index in self._groups.own(len(outcomes)):  # at most one
+        for index in self._groups.shard(len(outcomes)):  # at most one
             if failed[index]:
                 outcomes[index] = FAILED
                 self._weights.reset_gradients(before)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import cache, partial
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any, SupportsFloat
 
 from torch import nn
 
 from asng._checks import as_float
 from asng._untrusted import shorten
+from asng._violations import FEASIBLE, Violation
 from asng.nas import _distributed
 from asng.nas._candidates import FAILURES
 from asng.nas._devices import find_device
@@ -109,24 +110,6 @@ def format_bounds(limit: Limit) -> str:
     return " and ".join(f"{which} {bound:.6g}" for which, bound in bounds.items() if bound is not None)
 
 
-class Violation(NamedTuple):
-    """The violation of the limits by an architecture; the smaller of two, compared as tuples, is nearer to feasible.
-
-    Attributes:
-        not_reached: The number of limits after the first violated one, which were not measured.
-        relative: How far the cost is beyond the first violated limit, relative to it; 0 for feasible architectures.
-
-    >>> Violation(not_reached=0, relative=0.5) < Violation(not_reached=1, relative=0.1)
-    True
-    """
-
-    not_reached: int
-    relative: float
-
-
-FEASIBLE = Violation(0, 0.0)
-
-
 class Costs:
     """Costs of a model's architectures under limits: measured in order, up to the first violated limit, and cached.
 
@@ -148,9 +131,9 @@ class Costs:
     >>> from asng import nas
     >>> model = nas.Linear(3, nas.Width("units", 2, 8))
     >>> costs = Costs(nas.Supernet(model), [Limit(nas.parameters, 20)])
-    >>> costs.measure({"units": 4}), costs.violation({"units": 4}).relative
+    >>> costs.measure({"units": 4}), costs.violation({"units": 4}).amount
     ((16.0,), 0.0)
-    >>> round(costs.violation({"units": 6}).relative, 3)
+    >>> round(costs.violation({"units": 6}).amount, 3)
     0.2
     """
 
@@ -176,7 +159,7 @@ class Costs:
         Raises:
             ValueError: The values do not fit, or a measure returned no number.
         """
-        network = self.supernet.canonical(values)
+        network = self.supernet.canonicalize(values)
         key = self.supernet.key(network)
         costs = self.known.pop(key, ())
         if not self._is_complete(costs):
@@ -210,8 +193,8 @@ class Costs:
 
     def _violation(self, costs: Sequence[float]) -> Violation:
         for index, (limit, cost) in enumerate(zip(self.limits, costs, strict=False)):
-            if relative := limit.violation(cost):
-                return Violation(len(self.limits) - index - 1, relative)
+            if amount := limit.violation(cost):
+                return Violation(len(self.limits) - index - 1, amount)
         return FEASIBLE
 
     def nearest(self) -> dict[str, Any] | None:
@@ -286,7 +269,7 @@ class Costs:
 
 def measure_all(supernet: Supernet, limits: Sequence[Limit], values: Values) -> tuple[float, ...]:
     """The exact costs of a network by the measures of all limits; rank 0 measures and broadcasts."""
-    network = supernet.canonical(values)
+    network = supernet.canonicalize(values)
     build = cache(partial(StaticBuild, supernet, network))
     costs = [_measure(limit, supernet, network, build, math.nan) for limit in limits] if _distributed.is_rank0() else ()
     return tuple(_distributed.broadcast_object(costs))

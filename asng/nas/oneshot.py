@@ -17,18 +17,18 @@ from torch import nn
 
 from asng._asktell import Candidate, Optimizer
 from asng._checks import check_bool
+from asng._violations import FEASIBLE, WORST_LOSS, Violation
 from asng.nas import _candidates, _checkpoints, _checks, _distributed
 from asng.nas._candidates import FAILED, FAILURES, Judge, LossFn, Numbers, Outcome, Step
 from asng.nas._distributed import Groups
 from asng.nas._preserve import restore_modes, set_training, without_fast_path
 from asng.nas._training import Training, WeightOptimizers
-from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
+from asng.nas.limits import Costs, Limit
 from asng.nas.supernet import Supernet, Values
 
 Batch = Any
 
 MAX_DRAWS = 16  # per candidate, in search of a feasible one
-WORST_LOSS = 1e300  # told for candidates that rank behind all finite losses
 
 
 class OneShot:
@@ -249,7 +249,7 @@ class OneShot:
             train_metrics=tuple(numbers.metrics for numbers in trained),
             valid_metrics=tuple({} if numbers is None else numbers.metrics for numbers in valid),
             candidates=tuple(c.values for c in candidates),
-            violations=tuple(violation.relative for violation in violations),
+            violations=tuple(violation.amount for violation in violations),
             scores=tuple(scores),
         )
 
@@ -297,7 +297,7 @@ class OneShot:
         outcomes: list[Outcome | None] = [None] * len(candidates)
         part, fraction = self._groups.take(batch)
         with torch.no_grad(), self._groups.sync, without_fast_path():  # a judge may call eval()
-            for index in self._groups.own(len(candidates)):
+            for index in self._groups.shard(len(candidates)):
                 outcome = self._failures.attempt(self._run_judge, candidates[index], part)
                 outcomes[index] = FAILED if outcome is None else outcome._replace(weight=fraction)
         return outcomes

@@ -14,8 +14,8 @@ from torch import nn
 from asng._asktell import Optimizer, describe_distribution
 from asng._checks import check_int
 from asng._convergence import MIN_CERTAINTY, MIN_STEPS, is_noise
+from asng._decoding import Space
 from asng._html import decisions_table, element, notebook, rows_table
-from asng._ragged import Array
 from asng._untrusted import shorten
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
@@ -329,7 +329,8 @@ def _certainty_of(
     likely: float, whole: Mapping[str, Variable], active: Mapping[str, Variable], values: Values
 ) -> float:
     """The position of a probability between that of the start (0) and the largest possible one (1), in logarithms."""
-    first = probability(_to_external(whole, family_of(whole).initial()), active, values)
+    family = family_of(whole)
+    first = probability(Space(whole).to_external(family.describe(family.initial())), active, values)
     largest = probability(sharpest_distribution(whole, values), active, values)
     if not 0 < first < largest:
         return math.nan
@@ -349,12 +350,7 @@ def sharpest_distribution(space: Mapping[str, Variable], values: Values) -> dict
         if variable.values() is not None:
             marginal: Any = variable.marginal()
             x[column] = marginal.low + variable.index(values[name])
-    return _to_external(space, family.project(family.statistics(x)))
-
-
-def _to_external(space: Mapping[str, Variable], theta: Array) -> dict[str, Any]:
-    parts = zip(space.items(), family_of(space).describe(theta), strict=True)
-    return {name: variable.to_external(parameters) for (name, variable), parameters in parts}
+    return Space(space).to_external(family.describe(family.project(family.statistics(x))))
 
 
 def warn_if_short(found: SearchResult, steps: int) -> None:

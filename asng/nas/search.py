@@ -22,9 +22,10 @@ from asng._files import as_checkpoint_path
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, LossFn, Step
+from asng.nas._checkpoints import Checkpoint
 from asng.nas._checks import check_arguments, check_batches, check_decisions
 from asng.nas._loader_job import LoaderJob, Schedules, length_of
-from asng.nas._loop import Checkpoint, run_job
+from asng.nas._loop import run_job
 from asng.nas._measures import ForwardMeasure
 from asng.nas.limits import Limit
 from asng.nas.oneshot import Batch, OneShot
@@ -73,7 +74,7 @@ def search(
 
     A second process with the same checkpoint is refused while the first one runs. So is the checkpoint of
     another search: of a model with other weights (names and shapes), another arch_optimizer (method, settings,
-    population_size, seed, initial) or weight_optimizer (class, hyper-parameters), lr_scheduler (class, numbers, names
+    population_size, seed, initial) or weight_optimizer (class, hyperparameters), lr_scheduler (class, numbers, names
     of functions, interval) or epochs of the default one, limits (numbers, names of measures, example inputs), judge
     (its name), max_grad_norm, amp_dtype, mask_inactive, seed, or data (class, length and batch size of `train_loader`
     and `valid_loader`, of a DataLoader also the class of its sampler and the class and length of its data set).
@@ -151,7 +152,7 @@ def search(
     """
     epochs, progress = check_int(epochs, "epochs", min=1, max=2**31 - 1), check_bool(progress, "progress")
     for name, batches in (("train_loader", train_loader), ("valid_loader", valid_loader)):
-        _check_batches(name, batches, epochs)
+        _check_loader(name, batches, epochs)
     if callback is not None and not callable(callback):
         raise ValueError(f"callback must be a function of a step or a record, got {callback!r}")
     if callback is not None:
@@ -199,7 +200,7 @@ def search(
     return outcome
 
 
-def _check_batches(name: str, batches: Iterable[Batch], epochs: int) -> None:
+def _check_loader(name: str, batches: Iterable[Batch], epochs: int) -> None:
     check_batches(batches, name, may_be_endless=name == "valid_loader")
     if isinstance(batches, Iterator) and epochs > 1:
         raise ValueError(
@@ -232,34 +233,28 @@ def describe_search(
     arch_optimizer, parameters = oneshot.arch_optimizer, oneshot.model.named_parameters()
     arch_settings = {**arch_optimizer.state_dict()["settings"], "population_size": arch_optimizer._population_size}
     return {
-        **{name: _to_plain(value) for name, value in settings.items()},
-        "arch_optimizer": {**arch_settings, **_to_plain(arch_optimizer._origin)},
+        **{name: _to_comparable(value) for name, value in settings.items()},
+        "arch_optimizer": {**arch_settings, **_to_comparable(arch_optimizer._origin)},
         "frozen": {name: True for name, parameter in parameters if not parameter.requires_grad},
         "train_loader": describe_batches(train_loader),
         "valid_loader": describe_batches(valid_loader),
     }
 
 
-def describe_weight_optimizer(weight_optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Class and hyper-parameters as they were before the first step, also of an optimizer that is used again."""
-    groups = {str(index): _hyper_parameters(group) for index, group in enumerate(weight_optimizer.param_groups)}
-    return {"class": type(weight_optimizer).__name__, **groups}
-
-
-def _hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
+def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a group of parameters before the first step, also where its optimizer is used again."""
     ignored = CHANGED_BY_SEARCH | IMPLEMENTATION | (CHANGED_BY_CYCLES if "max_momentum" in group else set())
     settings = {"lr": group.get("initial_lr", group.get("lr")), **{k: v for k, v in group.items() if k not in ignored}}
     # Other versions of torch have other options, which are off by default.
-    return {name: _to_plain(value) for name, value in settings.items() if value is not None and value is not False}
+    return {name: _to_comparable(value) for name, value in settings.items() if value is not None and value is not False}
 
 
-def describe_lr_scheduler(lr_scheduler: LRScheduler) -> dict[str, Any]:
-    """Class and constructor arguments, as far as attributes of such names keep them; functions by their names."""
+def _scheduler_arguments(lr_scheduler: LRScheduler) -> dict[str, Any]:
+    """Those of the constructor, as far as attributes of such names keep them; functions by their names."""
     arguments = inspect.signature(type(lr_scheduler).__init__).parameters.keys() - {"optimizer", "last_epoch"}
     names = {kept for name in arguments for kept in (name, f"{name}s", f"_{name}")}  # lr_lambdas, _schedulers
     names |= {"_schedule_phases", "total_size", "step_ratio"}  # of OneCycleLR and CyclicLR, made of several arguments
-    settings = {name: _to_plain(value) for name, value in vars(lr_scheduler).items() if name in names}
-    return {"class": type(lr_scheduler).__name__, **settings}
+    return {name: _to_comparable(value) for name, value in vars(lr_scheduler).items() if name in names}
 
 
 def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
@@ -268,15 +263,15 @@ def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
     return {
         "class": type(batches).__name__,
         "batches": length_of(batches),
-        "batch_size": _to_plain(getattr(batches, "batch_size", None)),
-        "drop_last": _to_plain(getattr(batches, "drop_last", None)),
+        "batch_size": _to_comparable(getattr(batches, "batch_size", None)),
+        "drop_last": _to_comparable(getattr(batches, "drop_last", None)),
         "sampler": None if sampler is None else type(sampler).__name__,
         "dataset": None if dataset is None else type(dataset).__name__,
         "examples": None if dataset is None else length_of(dataset),
     }
 
 
-def _to_plain(value: Any) -> Any:
+def _to_comparable(value: Any) -> Any:
     """A value that loads with `weights_only=True`; for objects without such a form, their name or class."""
     match value:
         case Tensor() | np.ndarray() | np.generic():
@@ -292,13 +287,14 @@ def _to_plain(value: Any) -> Any:
             below = "" if value.at_least is None else f"{float(value.at_least)} <= "
             return f"{below}{name}" + ("" if value.at_most is None else f" <= {float(value.at_most)}")
         case torch.optim.Optimizer():
-            return describe_weight_optimizer(value)
+            groups = {str(index): _hyperparameters(group) for index, group in enumerate(value.param_groups)}
+            return {"class": type(value).__name__, **groups}
         case LRScheduler():
-            return describe_lr_scheduler(value)
+            return {"class": type(value).__name__, **_scheduler_arguments(value)}
         case Mapping():
-            return {str(key): _to_plain(item) for key, item in value.items()}
+            return {str(key): _to_comparable(item) for key, item in value.items()}
         case tuple() | list():
-            parts = [_to_plain(part) for part in value]
-            return _to_plain(dict(enumerate(parts))) if any(isinstance(part, dict) for part in parts) else parts
+            parts = [_to_comparable(part) for part in value]
+            return _to_comparable(dict(enumerate(parts))) if any(isinstance(part, dict) for part in parts) else parts
         case _:
             return getattr(value, "__name__", type(value).__name__)

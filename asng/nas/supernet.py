@@ -232,7 +232,7 @@ class Supernet:
             values = {name: same[0].value for name, same in self._by_name.items()}
         return StaticBuild(self, values)
 
-    def canonical(self, values: Values) -> Values:
+    def canonicalize(self, values: Values) -> Values:
         """Set inactive decisions to a canonical value, the mode of the initial distribution.
 
         Args:

@@ -8,7 +8,7 @@ from asng.report._read import RunData
 from asng.runs import ARCHITECTURE
 
 VERBS = {"search", "retrain", "sweep"}  # that a run's settings repeat
-NOT_FLAGS = {"experiment", "kind", "version", "architecture", "faces"}  # what else a configuration holds
+NOT_FLAGS = {"experiment", "kind", "version", "format", "architecture", "faces"}  # what else a configuration holds
 
 
 def repeat_commands(runs: Sequence[RunData]) -> list[str]:

@@ -14,7 +14,8 @@ from asng.experiments import _export, _figures, digits
 from asng.experiments.cifar10 import data, drawing
 from asng.experiments.cifar10.task import Cifar10
 from asng.experiments.inpainting.task import Inpainting
-from asng.nas._loop import Checkpoint, run_job
+from asng.nas._checkpoints import Checkpoint
+from asng.nas._loop import run_job
 from asng.nas.export import FILES
 from tests.helpers.commands import refusal, run, unexplained_flags
 from tests.helpers.elsewhere import WITH_ONNXRUNTIME, WITH_SOURCE, WITH_TORCH, run_elsewhere

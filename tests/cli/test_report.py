@@ -123,5 +123,5 @@ def test_the_command_of_a_sweep_and_of_digits_have_their_settings(tmp_path):
 
 def test_a_run_of_no_command_has_none(tmp_path):
     assert repeat_commands(read_runs(write_run(tmp_path / "mine"))) == []
-    saved = {"experiment": "mine", "kind": "search", "version": "0.1.0", "optimizer": "ASNG"}
+    saved = {"experiment": "mine", "kind": "search", "version": "0.1.0", "format": 2, "optimizer": "ASNG"}
     assert repeat_commands(read_runs(write_run(tmp_path / "saved", saved))) == []

@@ -383,6 +383,13 @@ def test_what_is_no_value_is_not_contained_and_not_written(variable, value):
             convert(value)
 
 
+def test_numbers_have_a_range_and_choices_have_none():
+    assert Integer(-2, 5).range() == (-2, 5)
+    assert Real(0.5, 2).range() == (0.5, 2.0)
+    assert Categorical([1, 2]).range() is Custom(NormalFamily([0.0], [1.0], [0.1], mirrored=True)).range() is None
+    assert [Real(1, 2, log=True).log, Real(1, 2).log, Integer(1, 2).log] == [True, False, False]
+
+
 def test_reals_are_not_listed():
     variable: Variable = Real(0, 1)
     assert variable.values() is None

@@ -14,7 +14,8 @@ import torch
 from asng import ASNG, nas
 from asng._untrusted import read_json_lines
 from asng.experiments import digits
-from asng.nas._loop import Checkpoint, run_job
+from asng.nas._checkpoints import Checkpoint
+from asng.nas._loop import run_job
 from asng.nas.architecture import from_dict
 
 SMALL = digits.DigitsSettings(epochs=2, training_epochs=2)

@@ -149,7 +149,7 @@ def _of_models() -> dict[str, Call]:
     }
     of_values = {
         name: (lambda values, name=name: getattr(nas.Supernet(make_model()), name)(values), {"values": VALUES})
-        for name in ("select", "active", "canonical", "network_key", "key")
+        for name in ("select", "active", "canonicalize", "network_key", "key")
     }
     width = nas.Width("width", [2, 4])
     sizes: dict[Any, dict[str, Any]] = {

@@ -168,7 +168,15 @@ def _write_run(folder: Path, rng: Random) -> None:
         {"epoch": n, "step": n, "seconds": 1.0, "train_loss": 1 / n, "distribution": distribution} for n in (1, 2)
     ]
     files: dict[str, Any] = {
-        "config": {"experiment": name, "kind": kind, "version": "0.1.0", "seed": 0, "epochs": 2, "layers": 3},
+        "config": {
+            "experiment": name,
+            "kind": kind,
+            "version": "0.1.0",
+            "format": 2,
+            "seed": 0,
+            "epochs": 2,
+            "layers": 3,
+        },
         "summary": {"feasible": True, "probability": 0.5, "inactive": ["n"], "distribution": distribution, "rows": []},
         "architecture": values_of(op="conv", n=3, encoder=[[3, 8, True], [5, 16, False]]),
         "evaluation": {"kind": kind, "steps": 2, "accuracy": 0.9},

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from asng import Custom, NormalFamily
+from asng._violations import FEASIBLE
 from asng.nas import Costs, Flops, Latency, Limit, Linear, OneOf, Repeat, Value, Width, parameters
-from asng.nas.limits import FEASIBLE
 from asng.nas.supernet import Supernet
 from asng.space import Categorical, Integer, Real
 from tests.helpers.counted_net import IMAGES, LARGE, SMALL, Net
@@ -31,7 +31,7 @@ def test_an_architecture_is_measured_once_whatever_the_order_of_its_names():
     costs = Costs(Supernet(Net()), [Limit(measure, 2)])
     for _ in range(3):
         assert costs.measure(LARGE) == (4.0,)
-        assert costs.violation(dict(reversed(LARGE.items()))).relative == 1.0
+        assert costs.violation(dict(reversed(LARGE.items()))).amount == 1.0
         assert costs.measure(SMALL) == (1.0,)
     assert calls == [LARGE, SMALL]
 
@@ -333,7 +333,7 @@ def test_out_of_memory_in_a_measure_is_infeasible(error):
     costs = Costs(Supernet(model), [Limit(Flops(torch.zeros(1, 3)), 10)])
     assert costs.violation({"op": "small"}) == FEASIBLE
     with pytest.warns(UserWarning, match=r"Flops of the architecture \{'op': 'large'\} ran out of memory"):
-        assert costs.violation({"op": "large"}).relative == math.inf
+        assert costs.violation({"op": "large"}).amount == math.inf
 
 
 def test_a_measure_that_writes_into_its_values_changes_no_candidate():

@@ -15,7 +15,8 @@ from asng.experiments._settings import EpochSettings, parse_device, set_lr
 from asng.experiments._train_step import TrainStep
 from asng.nas import _checkpoints as checkpoints
 from asng.nas import _loop
-from asng.nas._loop import Checkpoint, Epoch, Job, run_job
+from asng.nas._checkpoints import Checkpoint
+from asng.nas._loop import Epoch, Job, run_job
 from asng.runs import CHECKPOINT, ENVIRONMENT, METRICS, Run
 
 pytestmark = pytest.mark.slow

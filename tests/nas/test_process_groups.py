@@ -183,7 +183,7 @@ def test_every_row_of_every_candidate_is_run_once(monkeypatch, world_size, popul
         ran = []
         for rank in range(world_size):
             mine = groups(monkeypatch, rank, world_size, population_size)
-            own = mine.own(candidates)
+            own = mine.shard(candidates)
             rows, fraction = mine.take(torch.arange(11)) if own else (torch.arange(0), 0)
             assert fraction == pytest.approx(len(rows) / 11)
             ran += [(index, row) for index in own for row in rows.tolist()]

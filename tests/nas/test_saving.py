@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from asng import ASNG, Integer, Real, nas, report
+from asng import ASNG, Categorical, Integer, Real, nas, report
 from asng.nas._saving import decision_tree
 from tests.helpers.report_pages import Page
 
@@ -92,6 +92,22 @@ def test_a_tree_has_the_decisions_where_they_lie_in_the_model():
         {"name": "depth", "range": [1, 2], "inside": inside},
         {"name": "rate", "range": [0.1, 1.0], "log": True},
     ]
+
+
+class Skipped(nas.Decision):
+    """Its module, or nothing: a kind of decision of the user's own."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, Categorical([False, True]))
+        self.module = module
+
+    def build_static(self) -> nn.Module:
+        return self.module if self.value else nn.Identity()
+
+
+def test_a_decision_of_ones_own_has_what_it_holds_inside():
+    model = Skipped("skip", nn.Sequential(nas.Linear(2, nas.Width("width", 4, 8)), nn.Tanh()))
+    assert decision_tree(model) == [{"name": "skip", "inside": {"": [{"name": "width", "range": [4, 8]}]}}]
 
 
 def test_a_model_of_too_many_decisions_has_no_tree():

@@ -59,7 +59,7 @@ def assert_harmless(page):
 def test_names_and_values_stay_text_wherever_they_stand(text, tmp_path):
     distribution = {text: {text: 0.5, "b": 0.5}, "op": {"conv": 0.5, text: 0.5}}
     records = [{"epoch": epoch, f"train_{text}": 0.5, "distribution": distribution} for epoch in (1, 2)]
-    config = {"experiment": text, "kind": text, "version": text, text: text, "seed": text, "list": [text]}
+    config = {"experiment": text, "kind": text, "version": text, "format": 2, text: text, "seed": text, "list": [text]}
     summary = {"machine": text, text: text, "feasible": text, "inactive": [text], "points": [{"method": text}]}
     summary["tree"] = [{"name": "op", "inside": {text: [{"name": text}], "conv": [{"name": "list"}]}}]
     summary["front"] = {"measures": [text], "points": [{"score": 1, "costs": [1], "values": {text: text}}]}
@@ -83,7 +83,14 @@ def test_names_and_values_stay_text_wherever_they_stand(text, tmp_path):
 
 
 def test_the_name_of_a_folder_stays_text(tmp_path):
-    config = {"experiment": "cifar10", "kind": "retrain", "version": "0.1.0", "seed": 0, "mask": "$(reboot)"}
+    config = {
+        "experiment": "cifar10",
+        "kind": "retrain",
+        "version": "0.1.0",
+        "format": 2,
+        "seed": 0,
+        "mask": "$(reboot)",
+    }
     run = write_run(tmp_path / "<script>alert(1)<\u2028\n'x", config, [{"epoch": 1, "train_loss": 0.5}])
     page = Page(report.write([run], tmp_path / "report.html"))
     assert_harmless(page)

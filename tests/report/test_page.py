@@ -268,7 +268,7 @@ def test_a_pareto_front_is_drawn_and_listed(tmp_path):
 
 
 def test_a_folder_of_several_seeds_is_several_runs(tmp_path):
-    config = {"experiment": "digits", "kind": "search", "version": "0.1.0", "seed": 3, "lr": 0.1}
+    config = {"experiment": "digits", "kind": "search", "version": "0.1.0", "format": 2, "seed": 3, "lr": 0.1}
     run = write_run(tmp_path / "run", config)
     lines = []
     for seed, accuracy in [(3, 0.5), (4, 0.75)]:

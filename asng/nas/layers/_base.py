@@ -453,12 +453,12 @@ def path_of(layer: nn.Module) -> str:
     return path or type(layer).__name__
 
 
-def first(tensor: Tensor | None, *sizes: int) -> Tensor | None:
+def trim(tensor: Tensor | None, *sizes: int) -> Tensor | None:
     """A view of the first entries on each axis; None for a tensor that a layer does not have."""
     return None if tensor is None else tensor[tuple(map(slice, sizes))]
 
 
-def first_of_groups(tensor: Tensor, all_groups: int, groups: int, channels: int) -> Tensor:
+def trim_groups(tensor: Tensor, all_groups: int, groups: int, channels: int) -> Tensor:
     """The first channels of each of the first groups, on the first axis; a copy, unless there is one group."""
     if all_groups == 1:
         return tensor[:channels]

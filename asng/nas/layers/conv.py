@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from asng.nas._size import AnySize, Size, remainder
 from asng.nas.decisions import InputSize, SizeLike
-from asng.nas.layers._base import ElasticLayer, first_of_groups
+from asng.nas.layers._base import ElasticLayer, trim_groups
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 Sizes = int | Sequence[int]
@@ -49,8 +49,8 @@ class ElasticConv(ElasticLayer, nn.modules.conv._ConvNd):
         groups = self.sizes["groups"]()
         inputs, outputs = in_channels // groups, out_channels // groups
         rows, columns = (inputs, outputs) if self.transposed else (outputs, inputs)
-        weight = first_of_groups(self._crop_kernel()[:, :columns], self.groups, groups, rows)
-        bias = None if self.bias is None else first_of_groups(self.bias, self.groups, groups, outputs)
+        weight = trim_groups(self._crop_kernel()[:, :columns], self.groups, groups, rows)
+        bias = None if self.bias is None else trim_groups(self.bias, self.groups, groups, outputs)
         return {"weight": weight, "bias": bias}
 
     def _crop_kernel(self) -> Tensor:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from asng.nas._size import refuse_any_size, remainder
 from asng.nas.decisions import InputSize, SizeLike
-from asng.nas.layers._base import ElasticLayer, first, first_of_groups
+from asng.nas.layers._base import ElasticLayer, trim, trim_groups
 
 
 class Linear(ElasticLayer, nn.Linear):
@@ -41,7 +41,7 @@ class Linear(ElasticLayer, nn.Linear):
 
     def active_tensors(self) -> dict[str, Tensor | None]:
         in_features, out_features = self.sizes["in_features"](), self.sizes["out_features"]()
-        return {"weight": first(self.weight, out_features, in_features), "bias": first(self.bias, out_features)}
+        return {"weight": trim(self.weight, out_features, in_features), "bias": trim(self.bias, out_features)}
 
     def forward(self, input: Tensor) -> Tensor:
         self.check_input(self.sizes["in_features"], input, -1, "features")
@@ -74,7 +74,7 @@ class PReLU(ElasticLayer, nn.PReLU):
         super().__init__(num_parameters, init, device, dtype)
 
     def active_tensors(self) -> dict[str, Tensor | None]:
-        return {"weight": first(self.weight, self.sizes["num_parameters"]())}
+        return {"weight": trim(self.weight, self.sizes["num_parameters"]())}
 
     def forward(self, input: Tensor) -> Tensor:
         if self.num_parameters > 1:
@@ -128,7 +128,7 @@ class Embedding(ElasticLayer, nn.Embedding):
             raise ValueError("slices have no sparse gradients; give sparse=False, or a number as embedding_dim")
 
     def active_tensors(self) -> dict[str, Tensor | None]:
-        return {"weight": first(self.weight, self.num_embeddings, self.sizes["embedding_dim"]())}
+        return {"weight": trim(self.weight, self.num_embeddings, self.sizes["embedding_dim"]())}
 
     def forward(self, input: Tensor) -> Tensor:
         weight: Any = self.active_tensors()["weight"]
@@ -208,14 +208,14 @@ class MultiheadAttention(ElasticLayer, nn.MultiheadAttention):
             "bias_k": None if self.bias_k is None else self._of_heads(self.bias_k.flatten()).view(1, 1, -1),
             "bias_v": None if self.bias_v is None else self._of_heads(self.bias_v.flatten()).view(1, 1, -1),
             "out_proj.weight": self._of_heads(out.weight[:width].T).T,
-            "out_proj.bias": first(out.bias, width),
+            "out_proj.bias": trim(out.bias, width),
         }
 
     def _of_heads(self, tensor: Tensor) -> Tensor:
         """The entries of the selected heads, on the first axis."""
         heads = self.sizes["num_heads"]() if self._by_head else 1
         groups = self.num_heads if self._by_head else 1
-        return first_of_groups(tensor, groups, heads, self.sizes["embed_dim"]() // heads)
+        return trim_groups(tensor, groups, heads, self.sizes["embed_dim"]() // heads)
 
     def forward(
         self,

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from asng._checks import check_bool
 from asng.nas._size import AnySize, check_fixed, remainder
 from asng.nas.decisions import SizeLike
-from asng.nas.layers._base import ElasticLayer, first
+from asng.nas.layers._base import ElasticLayer, trim
 
 
 def _remove_bias(norm: ElasticLayer, bias: bool) -> None:
@@ -24,21 +24,6 @@ class _ElasticNorm(ElasticLayer, nn.modules.batchnorm._NormBase):
 
     elastic: ClassVar[tuple[str, ...]] = ("num_features",)
 
-    def __init__(self, num_features: SizeLike, *settings: Any, bias: bool) -> None:
-        super().__init__(num_features, *settings)
-        _remove_bias(self, bias)
-
-    def active_tensors(self) -> dict[str, Tensor | None]:
-        # Views, so that updates of the running statistics reach the layer.
-        features = self.sizes["num_features"]()
-        names = ("weight", "bias", "running_mean", "running_var")
-        parts = {name: first(getattr(self, name), features) for name in names}
-        return {**parts, "num_batches_tracked": self.num_batches_tracked}
-
-
-class _ElasticBatchNorm(_ElasticNorm, nn.modules.batchnorm._BatchNorm):
-    """Base class of batch norms of all dimensions."""
-
     def __init__(
         self,
         num_features: SizeLike,
@@ -51,7 +36,19 @@ class _ElasticBatchNorm(_ElasticNorm, nn.modules.batchnorm._BatchNorm):
         *,
         bias: bool = True,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        _remove_bias(self, bias)
+
+    def active_tensors(self) -> dict[str, Tensor | None]:
+        # Views, so that updates of the running statistics reach the layer.
+        features = self.sizes["num_features"]()
+        names = ("weight", "bias", "running_mean", "running_var")
+        parts = {name: trim(getattr(self, name), features) for name in names}
+        return {**parts, "num_batches_tracked": self.num_batches_tracked}
+
+
+class _ElasticBatchNorm(_ElasticNorm, nn.modules.batchnorm._BatchNorm):
+    """Base class of batch norms of all dimensions."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Batch norm with the first features; batch statistics in training mode, or without running ones."""
@@ -280,7 +277,7 @@ class GroupNorm(ElasticLayer, nn.GroupNorm):
 
     def active_tensors(self) -> dict[str, Tensor | None]:
         channels = self.sizes["num_channels"]()
-        return {"weight": first(self.weight, channels), "bias": first(self.bias, channels)}
+        return {"weight": trim(self.weight, channels), "bias": trim(self.bias, channels)}
 
     def forward(self, input: Tensor) -> Tensor:
         self.check_input(self.sizes["num_channels"], input, 1)
@@ -304,7 +301,7 @@ class _ElasticShapeNorm(ElasticLayer):
     def active_tensors(self) -> dict[str, Tensor | None]:
         shape = self._shape()
         names = [name for name in ("weight", "bias") if hasattr(self, name)]
-        return {name: first(getattr(self, name), *shape) for name in names}  # also of a parametrization
+        return {name: trim(getattr(self, name), *shape) for name in names}  # also of a parametrization
 
     def forward(self, input: Tensor) -> Tensor:
         """Norm over the last axes, with the first features of each."""

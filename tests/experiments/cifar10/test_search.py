@@ -19,7 +19,8 @@ from asng.experiments.cifar10.data import augment_batches, normalize
 from asng.experiments.cifar10.space import SPACE, num_parameters, random_values, values_of
 from asng.experiments.cifar10.task import Cifar10, Cifar10SearchSettings, accuracy
 from asng.nas import _checkpoints as checkpoints
-from asng.nas._loop import Checkpoint, Epoch, run_job
+from asng.nas._checkpoints import Checkpoint
+from asng.nas._loop import Epoch, run_job
 from asng.nas.architecture import from_json
 from asng.runs import CHECKPOINT, METRICS, Run
 from tests.helpers.commands import records_of
