@@ -165,7 +165,7 @@ def test_the_help_explains_all_flags_with_examples():
         ({"experiment": "cifar10", "kind": "search"}, "checkpoint.pt yet; let the run get that far"),
         ({"experiment": ["digits"]}, "which has no network"),
         ({"experiment": "9" * 5000}, "999..., which has no network"),
-        ({"experiment": "digits", "kind": "search"}, "without the setting"),
+        ({"experiment": "digits", "kind": "search"}, "is damaged (it has no 'epochs')"),
     ],
 )
 def test_a_run_without_a_network_is_refused_in_one_line(config, message, tmp_path):
