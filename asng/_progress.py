@@ -57,8 +57,8 @@ def _live_bar(title: str, console: Any) -> Iterator[Progress]:
     from rich.progress import Progress as Bar
     from rich.text import Text
 
-    columns = (TextColumn(title), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"))
-    bar = Bar(*columns, TimeRemainingColumn(), speed_estimate_period=600)
+    times = (TextColumn("after"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    bar = Bar(TextColumn(title), BarColumn(), TaskProgressColumn(), *times, speed_estimate_period=600)
     task = bar.add_task(title, total=1.0)
     live = Live(bar, console=console)
 

@@ -150,8 +150,8 @@ def distribution(result: Any) -> "Figure":
         panel.set_title(f"{name}: {_format_choice(values[name])}", color="black" if is_active else "0.5")
         if isinstance(parameters, np.ndarray) and variable.values() is not None:
             _draw_choices(panel, variable, parameters, variable.index(values[name]), color)
-        elif hasattr(parameters, "std") and hasattr(variable, "low"):
-            _draw_number(panel, variable, parameters, color)
+        elif hasattr(parameters, "std") and (ends := variable.range()) is not None:
+            _draw_number(panel, parameters, ends, variable.log, color)
         else:  # of a family of the user's own
             panel.text(0.5, 0.5, str(parameters), ha="center", va="center", transform=panel.transAxes)
             panel.set_axis_off()
@@ -166,9 +166,9 @@ def _draw_choices(axes: "Axes", variable: Any, probabilities: Any, chosen: int, 
     axes.set(xlim=(0, 1), xlabel="probability")
 
 
-def _draw_number(axes: "Axes", variable: Any, normal: Any, color: str) -> None:
-    low, high = variable.low, variable.high
-    if log := getattr(variable, "log", False):  # then std is that of the logarithm
+def _draw_number(axes: "Axes", normal: Any, bounds: tuple[float, float], log: bool, color: str) -> None:
+    low, high = bounds
+    if log:  # then std is that of the logarithm
         ends = normal.mean * math.exp(-min(normal.std, 700.0)), normal.mean * math.exp(min(normal.std, 700.0))
         axes.set_xscale("log")
     else:

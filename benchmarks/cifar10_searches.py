@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from asng._untrusted import read_json, read_json_lines, read_text
+from asng.experiments._figures import COLORS
 from asng.experiments.cifar10.space import SPACE, channels_for, effective_cells, num_parameters, random_values
-from asng.experiments.figures import COLORS
 from asng.nas.architecture import from_json
 from asng.runs import ARCHITECTURE, METRICS
 

@@ -51,13 +51,13 @@ def search_all(folder: Path, seeds: int, warmups: Sequence[float] | None) -> Non
         for seed in range(settings.seed, settings.seed + seeds):
             for warmup in warmups or (0.0, settings.warmup):
                 if (seed, warmup) not in done:
-                    kept.append(search_one(replace(settings, warmup=warmup), seed))
+                    kept.append(search_one(replace(settings, warmup=warmup, seed=seed)))
                     print(f"seed {seed}, warm-up {warmup:.2f}: done", file=sys.stderr, flush=True)
 
 
-def search_one(settings: digits.DigitsSettings, seed: int) -> dict[str, Any]:
+def search_one(settings: digits.DigitsSettings) -> dict[str, Any]:
     """The row of one search."""
-    data, random = digits.load_split(seed), digits.draw_random(settings, seed)
+    seed, data, random = settings.seed, digits.load_split(settings.seed), digits.draw_random(settings)
     looks: list[dict[str, Any]] = []
 
     def look(record: Any) -> None:
@@ -70,17 +70,17 @@ def search_one(settings: digits.DigitsSettings, seed: int) -> dict[str, Any]:
     def score(values: dict[str, Any]) -> float:
         return nas.score(oneshot.model, values, [data.valid], digits.classification_loss, recalibrate_on=[data.train])
 
-    oneshot, job = digits.make_search(settings, seed, data, look)
+    oneshot, job = digits.make_search(settings, data, look)
     with closing(job):
         run_job(job, epochs=settings.epochs)
     likely, found = nas.top(oneshot)[0].values, digits.second_stage(oneshot, data).values
-    row = {"seed": seed, "warmup": settings.warmup, "looks": looks, "most_likely": train(settings, seed, data, likely)}
-    return {**row, "found": row["most_likely"] if found == likely else train(settings, seed, data, found)}
+    row = {"seed": seed, "warmup": settings.warmup, "looks": looks, "most_likely": train(settings, data, likely)}
+    return {**row, "found": row["most_likely"] if found == likely else train(settings, data, found)}
 
 
-def train(settings: digits.DigitsSettings, seed: int, data: digits.Data, values: dict[str, Any]) -> dict[str, Any]:
+def train(settings: digits.DigitsSettings, data: digits.Data, values: dict[str, Any]) -> dict[str, Any]:
     """An architecture, and its test accuracies after several trainings."""
-    trained = [digits.train(settings, seed + more, data, values) for more in TRAINING_SEEDS]
+    trained = [digits.train(replace(settings, seed=settings.seed + more), data, values) for more in TRAINING_SEEDS]
     accuracies = [each["accuracy"] for each in trained]
     return {"values": values, "parameters": trained[0]["parameters"], "accuracies": accuracies}
 

@@ -37,7 +37,7 @@ from searchers import Code, method_of
 
 import asng
 from asng._files import RUN_FORMAT
-from asng.experiments.workers import run_parallel
+from asng.experiments._workers import run_parallel
 from asng.runs import RESULTS, Run, read_config
 
 FORMAT = """\

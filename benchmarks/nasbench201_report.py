@@ -88,7 +88,7 @@ def draw(rows: Sequence[dict[str, Any]], at: list[int], path: Path) -> None:
     """Mean test regret with standard errors: the highest accuracy seen on the left, ASNG's two choices on the right."""
     from matplotlib.figure import Figure
 
-    from asng.experiments.figures import BLUE, GREEN, ORANGE, PURPLE, SKY
+    from asng.experiments._figures import BLUE, GREEN, ORANGE, PURPLE, SKY
 
     colors = dict(zip(COMPARED, ["gray", GREEN, GREEN, GREEN, ORANGE, PURPLE, SKY, BLUE], strict=True))
     styles = {"evolution 10/3": "--", "evolution 100/25": ":"}

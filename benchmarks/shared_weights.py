@@ -31,14 +31,14 @@ from scipy.stats import kendalltau, spearmanr  # type: ignore[import-untyped]
 
 from asng import nas
 from asng._untrusted import read_json_lines
+from asng.experiments._figures import BLUE, save_figure
 from asng.experiments._jobs import SearchJob, TrainJob
 from asng.experiments._settings import parse_device
+from asng.experiments._workers import run_parallel
 from asng.experiments.cifar10.data import load_cifar10
 from asng.experiments.cifar10.network import count_without_auxiliary
 from asng.experiments.cifar10.space import random_values
 from asng.experiments.cifar10.task import Cifar10, Cifar10RetrainSettings, Cifar10SearchSettings, accuracy
-from asng.experiments.figures import BLUE, save_figure
-from asng.experiments.workers import run_parallel
 from asng.nas._checkpoints import Checkpoint
 from asng.nas._loop import run_job
 from asng.runs import CHECKPOINT, METRICS, RESULTS, Run, read_config, settings_from_config

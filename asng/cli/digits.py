@@ -8,22 +8,11 @@ from typing import Any
 
 from rich.table import Table
 
+from asng.cli import terminal
 from asng.cli.flags import parse_command
-from asng.cli.terminal import (
-    Output,
-    RunFlags,
-    SeedFlags,
-    command_progress_bar,
-    console,
-    make_table,
-    output_of,
-    print_lines,
-    run_seeds,
-    seeds_of,
-    tensorboard,
-)
+from asng.cli.terminal import Output, RunFlags, SeedFlags
 from asng.experiments import digits, digits_tuning
-from asng.experiments.estimates import estimate_digits, estimate_tuning
+from asng.experiments._estimates import estimate_digits, estimate_tuning
 from asng.runs import ARCHITECTURE
 
 
@@ -49,29 +38,29 @@ class SearchCommand(SeedFlags):
 def run_search(arguments: Sequence[str]) -> None:
     """`asng digits search`."""
     flags = parse_command(SearchCommand, "digits search", arguments)
-    seeds = seeds_of(flags.seeds, flags.settings.seed)
+    seeds = terminal.seeds_of(flags.seeds, flags.settings.seed)
     out = flags.out or Path("runs/digits-seeds" if len(seeds) > 1 else "runs/digits")
 
     def run_one(settings: digits.DigitsSettings, output: Output) -> None:
         folder = out / f"seed{settings.seed}" if len(seeds) > 1 else out
-        started, callback = {"tensorboard": flags.tensorboard}, tensorboard(folder) if flags.tensorboard else None
-        with command_progress_bar("digits", folder) as progress:
+        started, callback = {"tensorboard": flags.tensorboard}, terminal.tensorboard(flags, folder)
+        with terminal.command_progress_bar("digits", folder) as progress:
             summary = digits.run(settings, folder, progress, flags=started, callback=callback)
         row = summary["rows"][-1]
         found = ", ".join(f"{name}={value}" for name, value in row["values"].items())
         chosen = f"the best of the {digits.TOP_K} likeliest by validation loss (nas.rerank)"
-        print_lines(f"Found with seed {row['seed']}, {chosen}, probability {row['probability']:.2g}: {found}")
-        console.print(digits_table(summary))
+        terminal.print_lines(f"Found with seed {row['seed']}, {chosen}, probability {row['probability']:.2g}: {found}")
+        terminal.console.print(digits_table(summary))
         figures = {f"accuracy_{kind}": row[kind]["accuracy"] for kind in digits.KINDS}
         output |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary, "figures": figures}
         output.line = f"Architecture: {folder / ARCHITECTURE}"
 
-    with output_of(flags) as output:
-        run_seeds(flags, run_one, partial(estimate_digits, flags.settings), output)
+    with terminal.output_of(flags) as output:
+        terminal.run_seeds(flags, run_one, partial(estimate_digits, flags.settings), output)
         if len(seeds) > 1 and not flags.dry_run:
             records = [record for seed in seeds for record in digits.read_results(out / f"seed{seed}")]
             summary = digits.summarize(flags.settings, records)
-            console.print(digits_table(summary))
+            terminal.console.print(digits_table(summary))
             output.update(summary)
 
 
@@ -93,7 +82,7 @@ def digits_table(summary: dict[str, Any]) -> Table:
         cost = [f"{summary[unit].get(kind, 0):,.0f}" for unit in ("gradients", "seconds")]
         lines.append([name, f"{100 * accuracy['mean']:.2f} %", *error, f"{parameters:,.0f}", *cost])
     head = ["architecture", "accuracy", *(["± error"] if several else []), "parameters", "gradients", "seconds"]
-    return make_table("Test accuracy, trained from scratch; cost of choosing", head, lines, "architecture")
+    return terminal.make_table("Test accuracy, trained from scratch; cost of choosing", head, lines, "architecture")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,19 +107,19 @@ def run_tune(arguments: Sequence[str]) -> None:
     folder = flags.out or Path("runs/digits-tune")
 
     def run_one(settings: digits_tuning.TuneSettings, output: Output) -> None:
-        with command_progress_bar("digits tune", folder) as progress:
+        with terminal.command_progress_bar("digits tune", folder) as progress:
             summary = digits_tuning.run(settings, folder, progress)
         epochs = f"{summary['epochs']} of {summary['trials'] * settings.epochs} epochs"
-        print_lines(f"{summary['pruned']} of {summary['trials']} trials ended early: {epochs}.")
+        terminal.print_lines(f"{summary['pruned']} of {summary['trials']} trials ended early: {epochs}.")
         lines = []
         for name in ("tuned", "untuned"):
             row = summary[name]
             hyper = [f"{value:.2g}" for value in row["hyper"].values()]
             lines.append([name, *hyper, f"{row['loss']:.3f}", f"{100 * row['accuracy']:.2f} %"])
         head = ["", "lr", "weight decay", "augmentation", "loss in the search", "test accuracy"]
-        console.print(make_table("Trained from scratch, with its hyper-parameters", head, lines, ""))
+        terminal.console.print(terminal.make_table("Trained from scratch, with its hyperparameters", head, lines, ""))
         output |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary}
         output.line = f"Architecture: {folder / ARCHITECTURE}"
 
-    with output_of(flags) as output:
-        run_seeds(flags, run_one, partial(estimate_tuning, flags.settings), output)
+    with terminal.output_of(flags) as output:
+        terminal.run_seeds(flags, run_one, partial(estimate_tuning, flags.settings), output)

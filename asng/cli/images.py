@@ -7,22 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from asng.cli import terminal
 from asng.cli.flags import parse_command
-from asng.cli.terminal import (
-    Output,
-    OutputFlags,
-    SeedFlags,
-    command_progress_bar,
-    output_of,
-    print_lines,
-    run_seeds,
-    seed_folder,
-    tensorboard,
-)
+from asng.cli.terminal import Output, OutputFlags, SeedFlags
+from asng.experiments._estimates import estimate_search, estimate_training
 from asng.experiments._image_runs import evaluate, retrain, search
 from asng.experiments._images import data_folder
 from asng.experiments._task import DataSettings, Task
-from asng.experiments.estimates import estimate_search, estimate_training
 from asng.report._command import to_flags
 from asng.runs import ARCHITECTURE, CHECKPOINT, read_config, settings_from_config
 
@@ -88,20 +79,20 @@ def run_search(task: type[Task], arguments: Sequence[str]) -> None:
 
     def run_one(settings: Any, output: Output) -> None:
         default = Path("runs") / f"{_prefix(task, flags)}-{task.label(settings)}-seed{settings.seed}"
-        folder = seed_folder(flags, default, settings.seed)
-        with command_progress_bar(f"{task.name} search", folder) as progress:
+        folder = terminal.seed_folder(flags, default, settings.seed)
+        with terminal.command_progress_bar(f"{task.name} search", folder) as progress:
             summary = search(loaded, settings, folder, progress, capture=flags.capture, **_options(flags, folder))
         if not summary["feasible"]:
-            print_lines("No architecture met the limit; this is the nearest one.")
-        print_lines(*loaded.describe_found(summary, folder))
+            terminal.print_lines("No architecture met the limit; this is the nearest one.")
+        terminal.print_lines(*loaded.describe_found(summary, folder))
         _fill(output, folder, summary)
         command = next_command(task.name, "retrain", folder, flags.where, small=flags.small)
         output.line = f"Train it from scratch: {command}"
 
-    with output_of(flags) as output:
+    with terminal.output_of(flags) as output:
         loaded = _load_task(task, flags)
         estimate = partial(estimate_search, loaded, flags.settings, capture=flags.capture)
-        run_seeds(flags, run_one, estimate, output)
+        terminal.run_seeds(flags, run_one, estimate, output)
 
 
 def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
@@ -118,18 +109,18 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
     def run_one(settings: Any, output: Output) -> None:
         of_file = f"{_prefix(task, flags)}-{Path(flags.architecture or '').stem}"
         default = Path("runs", of_file) if flags.run is None else flags.run / (flags.architecture or "retrain")
-        folder = seed_folder(flags, Path(f"{default}{differing}-seed{settings.seed}"), settings.seed)
+        folder = terminal.seed_folder(flags, Path(f"{default}{differing}-seed{settings.seed}"), settings.seed)
         own = _choose_values(task, replace(flags, settings=settings), searched)
-        with command_progress_bar(f"{task.name} retrain", folder) as progress:
+        with terminal.command_progress_bar(f"{task.name} retrain", folder) as progress:
             summary = retrain(loaded, settings, own, folder, progress, **_options(flags, folder))
-        print_lines(*loaded.describe_trained(summary, folder))
+        terminal.print_lines(*loaded.describe_trained(summary, folder))
         _fill(output, folder, summary)
         output.line = f"Test it: {next_command(task.name, 'evaluate', folder, flags.where)}"
 
     values = _choose_values(task, flags, searched)  # what is wrong with it is said before data is loaded
-    with output_of(flags) as output:
+    with terminal.output_of(flags) as output:
         loaded = _load_task(task, flags)
-        run_seeds(flags, run_one, partial(estimate_training, loaded, flags.settings, values), output)
+        terminal.run_seeds(flags, run_one, partial(estimate_training, loaded, flags.settings, values), output)
 
 
 def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
@@ -138,14 +129,14 @@ def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
     config = read_config(flags.run, task.name, needs=CHECKPOINT)  # before anything slow
     of_search = config.get("kind") == "search"
     settings_from_config(task.search_settings if of_search else task.train_settings, config, flags.run)  # likewise
-    with output_of(flags) as output:
-        with command_progress_bar(task.loading) as progress:
+    with terminal.output_of(flags) as output:
+        with terminal.command_progress_bar(task.loading) as progress:
             loaded = task.load_for_test(flags.where, config, flags.settings, progress)
-        print_lines(*loaded.describe_data())
-        with command_progress_bar(f"testing on {len(loaded.test):,} {task.noun}") as progress:
+        terminal.print_lines(*loaded.describe_data())
+        with terminal.command_progress_bar(f"testing on {len(loaded.test):,} {task.noun}") as progress:
             report = evaluate(loaded, flags.run, config, progress, flags.settings)
         *lines, output.line = loaded.describe_test(report, flags.run)
-        print_lines(*lines)
+        terminal.print_lines(*lines)
         output |= {"folder": flags.run, **report}
 
 
@@ -154,7 +145,7 @@ def _options(flags: Any, folder: Path) -> dict[str, Any]:
     where = vars(flags.where) | {"data": data_folder(flags.where.data)}
     given = {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in where.items()}
     given |= {name: getattr(flags, name) for name in ("small", "capture", "tensorboard") if hasattr(flags, name)}
-    return {"flags": given, "callback": tensorboard(folder) if flags.tensorboard else None}
+    return {"flags": given, "callback": terminal.tensorboard(flags, folder)}
 
 
 def _fill(output: Output, folder: Path, summary: Mapping[str, Any]) -> None:
@@ -166,10 +157,10 @@ def _fill(output: Output, folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def _load_task(task: type[Task], flags: Any) -> Task:
-    with command_progress_bar(task.loading) as progress:
+    with terminal.command_progress_bar(task.loading) as progress:
         load = task.load_for_estimate if flags.dry_run else task.load
         loaded = load(flags.where, progress)
-    print_lines(*loaded.describe_data(flags.settings))
+    terminal.print_lines(*loaded.describe_data(flags.settings))
     return loaded
 
 

@@ -10,7 +10,6 @@ from asng._files import is_locked
 from asng._untrusted import mismatch, read_json_lines
 from asng.cli import OF_RUNS, commands, function_of, parts_of_command
 from asng.cli.flags import flags_of, parse_command
-from asng.cli.runs import is_finished
 from asng.cli.terminal import OutputFlags, output_of, print_lines
 from asng.report._command import to_flags
 from asng.report._read import read_run
@@ -43,7 +42,7 @@ def run_resume(arguments: Sequence[str]) -> None:
     """`asng resume`."""
     command = parse_command(ResumeCommand, "resume", arguments)
     seeds = seed_folders(command.run)
-    unfinished = [run for run in seeds if not is_finished(read_run(run))]
+    unfinished = [run for run in seeds if not read_run(run).is_finished]
     if seeds and not unfinished:
         raise ValueError(f"all {len(seeds)} runs in {command.run} are finished; asng report {command.run} shows them")
     with output_of(command) as output:
@@ -66,7 +65,7 @@ def resume_one(command: ResumeCommand) -> None:
     name = f"{config.get('experiment')} {config.get('kind')}"
     if is_locked(command.run / LOCK):
         raise ValueError(f"{command.run} is running already; asng runs {command.run} shows how far it is")
-    if is_finished(read_run(command.run)):
+    if read_run(command.run).is_finished:
         longer = "asng digits search --seeds 3" if name == "digits search" else "another --out"
         raise ValueError(
             f"{command.run} is finished; asng report {command.run} shows it, and {longer} makes more of its kind"

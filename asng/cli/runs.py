@@ -10,29 +10,18 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from asng import runs
 from asng._files import is_locked
 from asng._html import format_duration
 from asng.cli.flags import parse_command
 from asng.cli.terminal import OutputFlags, output_of, print_lines
 from asng.report._read import RunData, dicts_in, is_number, read_run
-from asng.runs import (
-    ARCHITECTURE,
-    CHECKPOINT,
-    CONFIG,
-    ENVIRONMENT,
-    LOCK,
-    METRICS,
-    RESULTS,
-    SUMMARY,
-    nearest_path,
-    read_config,
-)
 
 RUNS = Path("runs")  # which commands make at the first run
 MAX_FOLDERS = 100_000
 MAX_NAME = 80  # letters of what a run is
 # Any of which makes a folder with a config.json a run.
-RUN_FILES = {ENVIRONMENT, METRICS, RESULTS, CHECKPOINT, ARCHITECTURE, SUMMARY, LOCK}
+RUN_FILES = {runs.ENVIRONMENT, runs.METRICS, runs.RESULTS, runs.CHECKPOINT, runs.ARCHITECTURE, runs.SUMMARY, runs.LOCK}
 # Figures of a record, the most telling first, and what is best.
 FIGURES = {"test_accuracy": max, "test_psnr": max, "valid_accuracy": max, "valid_loss": min, "train_loss": min}
 
@@ -58,7 +47,7 @@ def run_runs(arguments: Sequence[str]) -> None:
     """`asng runs`."""
     flags = parse_command(RunsCommand, "runs", arguments)
     if not flags.folder.is_dir() and flags.folder != RUNS:
-        raise ValueError(f"there is no folder {flags.folder}{nearest_path(flags.folder)}")
+        raise ValueError(f"there is no folder {flags.folder}{runs.nearest_path(flags.folder)}")
     with output_of(flags) as output:
         found = [run for folder in find_runs(flags.folder) if (run := describe_run(folder)) is not None]
         output["runs"] = found
@@ -74,7 +63,7 @@ def find_runs(top: Path) -> Iterator[Path]:
     """The folders of runs below a folder, and itself, in the order of their names; links are not followed."""
     for number, (name, folders, files) in enumerate(os.walk(top)):
         folders.sort()
-        if CONFIG in files and not RUN_FILES.isdisjoint(files):
+        if runs.CONFIG in files and not RUN_FILES.isdisjoint(files):
             yield Path(name)
         if number >= MAX_FOLDERS:
             raise ValueError(f"{top} has more than {MAX_FOLDERS:,} folders; name one with fewer")
@@ -85,49 +74,17 @@ def describe_run(folder: Path) -> dict[str, Any] | None:
     size, newest = _size_and_time(folder)
     about: dict[str, Any] = {"folder": str(folder), "bytes": size, "age_seconds": max(0.0, time.time() - newest)}
     try:
-        if not isinstance(read_config(folder).get("experiment"), str):
+        if not isinstance(runs.read_config(folder).get("experiment"), str):
             return None
         run = read_run(folder)
     except (ValueError, OSError) as error:
         return {**about, "run": None, "state": "damaged", "fault": str(error), "progress": None, "best": None}
-    state = "damaged" if run.faults else "finished" if is_finished(run) else "interrupted"
-    if is_locked(folder / LOCK):
+    state = "damaged" if run.faults else "finished" if run.is_finished else "interrupted"
+    if is_locked(folder / runs.LOCK):
         state = "running"
-    progress = progress_of(run)
     about |= {"run": f"{run.config['experiment']} {run.config.get('kind')}"[:MAX_NAME], "state": state}
     about |= {"fault": run.faults[0] if run.faults else None, "best": best_of(run)}
-    return {**about, "progress": progress and dict(zip(("done", "total", "unit"), progress, strict=True))}
-
-
-def is_finished(run: RunData) -> bool:
-    """Whether nothing is left to do: the summary, which comes last, is there."""
-    progress = progress_of(run)
-    return bool(run.summary) and (progress is None or progress[0] >= progress[1])
-
-
-def progress_of(run: RunData) -> tuple[float, float, str] | None:
-    """The amount done, the total and the unit; None where they are unknown."""
-    total = _count_results(run.config)
-    if total is None:
-        return run.progress
-    seeds = len({str(record.get("seed")) for record in run.results}) or 1
-    return len(run.results), max(len(run.results), seeds * total), "results"
-
-
-def _count_results(config: Mapping[str, Any]) -> int | None:
-    """The number of lines per seed in results.jsonl of a finished run; None for a run of metrics, or a damaged one."""
-    try:
-        match config.get("experiment"), config.get("kind"):
-            case "digits", "search":
-                return 5 + max(1, round(2 * float(config["epochs"]) / float(config["training_epochs"])))
-            case "digits", "tune":
-                return int(config["trials"]) + 3
-            case "toy", "sweep":
-                methods = len({1.5, *config["alphas"]}) + 2
-                return int(len(config["lrs"]) * methods * len(config["powers"]))
-    except (KeyError, ValueError, TypeError, ArithmeticError):
-        pass
-    return None
+    return {**about, "progress": run.progress and dict(zip(("done", "total", "unit"), run.progress, strict=True))}
 
 
 def best_of(run: RunData) -> dict[str, Any] | None:
@@ -151,7 +108,7 @@ def _size_and_time(folder: Path) -> tuple[int, float]:
     """The bytes of a run's files, without those of runs in it, and when the newest of them was written."""
     size, newest = 0, 0.0
     for name, folders, files in os.walk(folder):
-        folders[:] = [each for each in folders if not (Path(name) / each / CONFIG).exists()]
+        folders[:] = [each for each in folders if not (Path(name) / each / runs.CONFIG).exists()]
         for file in files:
             with suppress(OSError):
                 about = os.lstat(Path(name) / file)
@@ -163,9 +120,9 @@ def format_run(run: Mapping[str, Any]) -> list[str]:
     """A run in lines of a terminal: its folder, age and size; what it is, its state, progress and best figure."""
     progress, best = run["progress"], run["best"]
     done = "" if progress is None else f"{progress['done']:,.0f} of {progress['total']:,.0f} {progress['unit']}"
-    figure = "" if best is None else f"{best['name'].replace('_', ' ')} {_format_figure(**best)}"
+    figure = "" if best is None else f"best {best['name'].replace('_', ' ')} {_format_figure(**best)}"
     age = " ".join(format_duration(run["age_seconds"]).split(" ")[:2])
-    about = f"  {run['run'] or '?':<18}  {run['state']:<11}  {done:<21}  {figure}".rstrip()
+    about = f"  {run['run'] or '?':<18}  {run['state']:<11}  {done:<17}  {figure}".rstrip()
     fault = [f"  {run['fault']}"] if run["fault"] else []
     return [f"{run['folder']}  ({age} ago, {decimal(run['bytes'])})", about, *fault]
 

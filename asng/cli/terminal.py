@@ -18,7 +18,7 @@ from asng import _progress
 from asng._progress import Progress
 from asng._untrusted import escape_controls
 from asng.cli.estimate import describe_estimate
-from asng.runs import CONFIG, ENVIRONMENT
+from asng.runs import CONFIG, ENVIRONMENT, SUMMARY
 
 console: Console = Console(markup=False, emoji=False)  # prints names with brackets and colons unchanged
 
@@ -142,8 +142,10 @@ def seed_folder(flags: Any, default: Path, seed: int) -> Path:
     return Path(flags.out) / f"seed{seed}" if several else Path(flags.out)
 
 
-def tensorboard(folder: Path) -> Callable[[Any], None]:
-    """The listener that writes the records of a run for TensorBoard."""
+def tensorboard(flags: SeedFlags, folder: Path) -> Callable[[Any], None] | None:
+    """The listener that writes the records of a run for TensorBoard, if the flags ask for one."""
+    if not flags.tensorboard:
+        return None
     from asng.integrations.tensorboard import TensorBoard
 
     return TensorBoard(folder / "tensorboard")
@@ -151,10 +153,13 @@ def tensorboard(folder: Path) -> Callable[[Any], None]:
 
 @contextmanager
 def command_progress_bar(title: str, folder: Path | None = None, console: Console = console) -> Iterator[Progress]:
-    """The bar of a command; Ctrl-C prints how to continue from the folder, if there is one."""
+    """The bar of a command; says if the run in the folder was finished before, and on Ctrl-C how to continue it."""
+    was_finished = folder is not None and (folder / SUMMARY).exists()
     try:
         with _progress.progress_bar(title, console) as progress:
             yield progress
+        if was_finished:
+            print_lines(f"{folder} was finished before: nothing is run again; another --seed or --out makes a new run.")
     except KeyboardInterrupt:
         where = ""
         if folder is not None:

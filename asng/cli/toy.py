@@ -44,7 +44,7 @@ def run_sweep(arguments: Sequence[str]) -> None:
         output.line = f"Picture: {folder / 'toy.png'}"
 
     def estimate() -> dict[str, Any]:
-        from asng.experiments.estimates import estimate_sweep  # here, since it imports torch
+        from asng.experiments._estimates import estimate_sweep  # here, since it imports torch
 
         return estimate_sweep(flags.settings)
 

@@ -17,6 +17,8 @@ from asng.runs import CHECKPOINT, SUMMARY, read_config, settings_from_config
 
 DIGITS_INPUTS = "Images (n, 1, 8, 8), gray from 0 to 1; scores of the ten digits."
 SHARED = "shared weights of the search"
+RECALIBRATED = f"{SHARED}, with batch statistics of this architecture,"
+NOT_FINISHED = ", which is not finished"
 
 
 class Exportable(NamedTuple):
@@ -45,8 +47,8 @@ def load_image_run(task: type[Task], folder: Path, data: Path | None, progress: 
     where = task.data_settings(data=data, device="cpu")
     loaded = task.load(where, progress) if needs_images else task.without_images()
     trained = load_trained(loaded, folder, config)
-    so_far = "" if (folder / SUMMARY).exists() else ", which is not finished"
-    shared = f"{SHARED}, with batch statistics of this architecture," if needs_images else SHARED
+    so_far = "" if (folder / SUMMARY).exists() else NOT_FINISHED
+    shared = RECALIBRATED if needs_images else SHARED
     weights = f"{shared if is_search else 'trained from scratch,'} after {trained.steps:,} steps{so_far}"
     weights += f"; train from scratch for better ones (asng {task.name} retrain)" if is_search else ""
     example = torch.rand(2, 3, *loaded.test.size, generator=torch.Generator().manual_seed(0))
@@ -64,21 +66,18 @@ def load_digits_run(folder: Path) -> Exportable:
         raise ValueError(f"{folder} is an asng digits {config.get('kind')}; asng export takes asng digits search")
     settings = settings_from_config(digits.DigitsSettings, config, folder)
     searched = next(iter(digits.read_results(folder)), None)  # the search is the first record
-    seed, data = settings.seed, digits.load_split(settings.seed)
+    data = digits.load_split(settings.seed)
     with digits._one_thread():
         if searched is None:
-            checkpoint = Checkpoint(digits.checkpoint_path(folder, seed), config)
-            oneshot, job = digits.make_search(settings, seed, data)
-            _, steps = checkpoint.restore(lambda: job)
+            oneshot, job = digits.make_search(settings, data)
+            _, steps = Checkpoint(folder / CHECKPOINT, config).restore(lambda: job)
             found = nas.result(oneshot)
             network, values = found.model, found.values
             nas.recalibrate(network, [data.train])
-            weights = (
-                f"{SHARED}, with batch statistics of this architecture, after {steps:,} steps, which is not finished"
-            )
+            weights = f"{RECALIBRATED} after {steps:,} steps{NOT_FINISHED}"
         else:
             values = searched["values"]
-            network = digits.train_network(settings, seed, data, values)
+            network = digits.train_network(settings, data, values)
             accuracy = 100 * digits.accuracy_of(network, data.test)
-            weights = f"trained from scratch as in the run, with seed {seed}; test accuracy {accuracy:.2f} %"
+            weights = f"trained from scratch as in the run, with seed {settings.seed}; test accuracy {accuracy:.2f} %"
     return Exportable(network, values, data.test[0][:2], weights, DIGITS_INPUTS)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from asng._progress import Progress, no_progress
-from asng.experiments import figures
+from asng.experiments import _figures
 from asng.experiments._jobs import Callback, SearchJob, TrainJob
 from asng.experiments._settings import JobSettings, SearchSettings, describe_machine
 from asng.experiments._task import EvaluateSettings, Task
@@ -76,7 +76,7 @@ def _run_job(job: Job, run: Run, settings: JobSettings, progress: Progress) -> l
 def _write_summary(run: Run, records: list[dict[str, Any]], summary: dict[str, Any], job: Job) -> dict[str, Any]:
     summary = {**summary, "machine": describe_machine(job.device), "last": records[-1]}
     write_json(run.folder / SUMMARY, summary)
-    figures.draw_curves(records, run.folder)
+    _figures.draw_curves(records, run.folder)
     return summary
 
 

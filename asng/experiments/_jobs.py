@@ -86,14 +86,8 @@ class SearchJob(_ImageJob):
         self._search_settings = settings
         self.model = task.build_supernet(settings)
         size, max_params, smallest = task.size_of(settings), settings.max_params, task.smallest_values(self.model)
-        if (
-            max_params is not None
-            and smallest is not None
-            and max_params < (smallest_size := size(self.model, smallest))
-        ):
-            raise ValueError(
-                f"the smallest architecture has {smallest_size:,} parameters, more than max_params={max_params:,}"
-            )
+        if max_params and smallest and max_params < (least := size(self.model, smallest)):
+            raise ValueError(f"the smallest architecture has {least:,} parameters, more than max_params={max_params:,}")
         streams = np.random.SeedSequence(settings.seed).spawn(2)
         self.arch_optimizer = settings.build_optimizer(task.search_space(vars(settings)), streams[0])
         self._eval_seed = streams[1]
@@ -135,11 +129,8 @@ class SearchJob(_ImageJob):
     def step(self, index: int) -> dict[str, Number]:
         """One iteration; returns mean losses and metrics, and under a limit the share of feasible architectures."""
         set_lr(self.oneshot.weight_optimizer, self._settings.lr_at(self._fraction_done(index)))
-        train, valid = (
-            (images.to(memory_format=self._format), *others)
-            for images, *others in (self.train_batches(index), self.valid_batches(index))
-        )
-        step = self.oneshot.step(train, valid)
+        pair = self.train_batches(index), self.valid_batches(index)
+        step = self.oneshot.step(*((images.to(memory_format=self._format), *others) for images, *others in pair))
         feasible = sum(loss is not None for loss in step.valid_losses)
         record: dict[str, Number] = {"train_loss": step.train_loss} if step.train_losses else {}
         if feasible:
@@ -218,9 +209,8 @@ class SearchJob(_ImageJob):
         def evaluate(batches: int, values: Values) -> float:
             nonlocal done
             self.oneshot.supernet.choose(values)
-            losses = [
-                to_outcome(self._task.search_loss(self.model, self.valid_batches(n))).loss for n in range(batches)
-            ]
+            judged = (self._task.search_loss(self.model, self.valid_batches(number)) for number in range(batches))
+            losses = [to_outcome(each).loss for each in judged]
             done += batches
             progress(done / total, text)
             loss = torch.stack(losses).mean().item()

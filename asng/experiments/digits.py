@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asng import nas
+from asng import nas, runs
 from asng._checks import check_settings
 from asng._progress import Progress, no_progress, part_of
 from asng._untrusted import mismatch, read_json_lines
@@ -30,17 +30,7 @@ from asng.nas._loop import run_job
 from asng.nas._saving import decision_tree
 from asng.nas.architecture import VERSION, from_dict, to_dict
 from asng.optimizer import ASNG
-from asng.runs import (
-    ARCHITECTURE,
-    RESULTS,
-    SUMMARY,
-    MetricsFile,
-    Run,
-    make_config,
-    read_config,
-    settings_from_config,
-    write_json,
-)
+from asng.runs import Run
 
 KINDS = ("found", "random_best", "random_first", "handcrafted")  # that are tested
 TOP_K = 20  # likely architectures that the second stage compares
@@ -136,27 +126,21 @@ def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor], augmenta
 
 def search(
     settings: DigitsSettings,
-    seed: int,
     data: Data,
     progress: Progress = no_progress,
     checkpoint: Checkpoint | None = None,
     callback: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
     """The architecture that ASNG and a second stage find, its probability, the most likely one, and the seconds."""
-    oneshot, job = make_search(settings, seed, data, callback)
+    oneshot, job = make_search(settings, data, callback)
     with closing(job):
         history = run_job(job, epochs=settings.epochs, checkpoint=checkpoint, progress=progress)
     start = time.perf_counter()
     best = second_stage(oneshot, data)
     (likely,) = nas.top(oneshot)
     seconds = sum(record["seconds"] for record in history) + time.perf_counter() - start
-    return {
-        "values": best.values,
-        "probability": best.probability,
-        "most_likely": likely.values,
-        "certainty": likely.certainty,
-        "seconds": seconds,
-    }
+    found = {"values": best.values, "probability": best.probability, "most_likely": likely.values}
+    return {**found, "certainty": likely.certainty, "seconds": seconds}
 
 
 def second_stage(oneshot: nas.OneShot, data: Data) -> nas.Architecture:
@@ -165,18 +149,18 @@ def second_stage(oneshot: nas.OneShot, data: Data) -> nas.Architecture:
 
 
 def make_search(
-    settings: DigitsSettings, seed: int, data: Data, callback: Callable[[Any], Any] | None = None
+    settings: DigitsSettings, data: Data, callback: Callable[[Any], Any] | None = None
 ) -> tuple[nas.OneShot, LoaderJob]:
     """A search before its first step, and the job that runs it."""
-    torch.manual_seed(seed)
+    torch.manual_seed(settings.seed)
     model = Net()
-    arch_optimizer = ASNG(nas.space_of(model), seed=seed)
+    arch_optimizer = ASNG(nas.space_of(model), seed=settings.seed)
     weight_optimizer = make_weight_optimizer({**UNTUNED, "lr": settings.lr}, model)
     schedules = Schedules(weight_optimizer, settings.epochs)
     oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, classification_loss, max_grad_norm=5.0)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(settings.seed)
     train, valid = (ShuffledBatches(half, settings.batch_size, generator) for half in (data.train, data.valid))
-    return oneshot, LoaderJob(oneshot, schedules, train, valid, seed, callback, settings.warmup_epochs)
+    return oneshot, LoaderJob(oneshot, schedules, train, valid, settings.seed, callback, settings.warmup_epochs)
 
 
 def make_weight_optimizer(hyper: Hyper, model: nn.Module) -> torch.optim.Optimizer:
@@ -185,16 +169,16 @@ def make_weight_optimizer(hyper: Hyper, model: nn.Module) -> torch.optim.Optimiz
 
 
 def train(
-    settings: Any, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
+    settings: Any, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
 ) -> dict[str, Any]:
     """An architecture trained from scratch: accuracies, parameters and seconds.
 
     It is trained on all training images or, if `hold_out`, on the half that trains in the search; then the other half
     gives its `valid_accuracy`, which is None otherwise. `accuracy` is that on the test images. Of the settings,
-    `training_epochs` and `batch_size` are used, and `lr` where no hyper-parameters are given.
+    `training_epochs`, `batch_size` and `seed` are used, and `lr` where no hyperparameters are given.
     """
     start = time.perf_counter()
-    model = train_network(settings, seed, data, values, hold_out=hold_out, hyper=hyper)
+    model = train_network(settings, data, values, hold_out=hold_out, hyper=hyper)
     return {
         "values": values,
         "valid_accuracy": accuracy_of(model, data.valid) if hold_out else None,
@@ -205,15 +189,15 @@ def train(
 
 
 def train_network(
-    settings: Any, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
+    settings: Any, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
 ) -> nn.Module:
     """The network of `train`."""
     hyper = hyper or {**UNTUNED, "lr": settings.lr}
-    torch.manual_seed(seed)
+    torch.manual_seed(settings.seed)
     model = nas.extract(Net(), values)
     optimizer = make_weight_optimizer(hyper, model)
     lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.training_epochs)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(settings.seed)
     both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
     shuffled = ShuffledBatches(data.train if hold_out else both, settings.batch_size, generator)
     for _ in range(settings.training_epochs):
@@ -233,9 +217,9 @@ def accuracy_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
         return float((model(data[0]).argmax(1) == data[1]).double().mean())
 
 
-def draw_random(settings: DigitsSettings, seed: int) -> list[dict[str, Any]]:
-    """The random architectures of a seed, from the distribution with which a search begins."""
-    draws = ASNG(nas.space_of(Net()), seed=np.random.SeedSequence([seed, 2]))
+def draw_random(settings: DigitsSettings) -> list[dict[str, Any]]:
+    """The random architectures, from the distribution with which a search begins."""
+    draws = ASNG(nas.space_of(Net()), seed=np.random.SeedSequence([settings.seed, 2]))
     return [draws.ask(1)[0].values for _ in range(settings.num_random)]
 
 
@@ -276,12 +260,12 @@ def run(
     Called again after an interruption, it continues. `flags` are kept by the run, as what it was started with;
     `callback` is that of `nas.search`.
     """
-    with Run(folder, make_config("digits", "search", settings), flags=flags) as run, _one_thread():
+    with Run(folder, runs.make_config("digits", "search", settings), flags=flags) as run, _one_thread():
         seed, done = settings.seed, read_records(folder, settings)
-        data, random = load_split(seed), draw_random(settings, seed)
+        data, random = load_split(seed), draw_random(settings)
         if not done:
-            checkpoint = Checkpoint(checkpoint_path(folder, seed), run.config, MetricsFile(run))
-            result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint, callback)
+            checkpoint = Checkpoint(folder / runs.CHECKPOINT, run.config, runs.MetricsFile(run))
+            result = search(settings, data, part_of(progress, 0.0, 0.5), checkpoint, callback)
             done.append({"seed": seed, "kind": "search", **result})
             run.append(done[0])
             checkpoint.remove()
@@ -292,18 +276,18 @@ def run(
             progress(0.5 + 0.5 * (number - 1) / len(trainings))
             if number >= len(done):
                 chosen = values or best_random(done)["values"]
-                record = train(settings, seed, data, chosen, hold_out=kind == "random")
+                record = train(settings, data, chosen, hold_out=kind == "random")
                 done.append({"seed": seed, "kind": kind, **record})
                 run.append(done[-1])
         summary = summarize(settings, done)
-        write_json(run.folder / SUMMARY, summary)
-        write_json(run.folder / ARCHITECTURE, to_dict(summary["rows"][-1]["values"]))
+        runs.write_json(run.folder / runs.SUMMARY, summary)
+        runs.write_json(run.folder / runs.ARCHITECTURE, to_dict(summary["rows"][-1]["values"]))
     return summary
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
     """The records of the run in a folder; ValueError for damaged ones."""
-    return read_records(folder, settings_from_config(DigitsSettings, read_config(folder, "digits"), folder))
+    return read_records(folder, runs.settings_from_config(DigitsSettings, runs.read_config(folder, "digits"), folder))
 
 
 def read_records(folder: Path, settings: DigitsSettings) -> list[dict[str, Any]]:
@@ -325,7 +309,7 @@ def check_records(
     folder: Path, kinds: Sequence[str], shapes: Mapping[str, type], shape: type, find_fault: Callable[[Any], str]
 ) -> list[dict[str, Any]]:
     """The records in a folder: the first of these kinds, each of its shape, and with architectures of the space."""
-    path, space = folder / RESULTS, nas.space_of(Net())
+    path, space = folder / runs.RESULTS, nas.space_of(Net())
     records = read_json_lines(path, "delete the folder") if path.exists() else []
     for record, kind in zip(records, [*kinds, *["nothing"] * len(records)], strict=False):
         fault = mismatch(record, shapes.get(kind, shape))
@@ -352,11 +336,6 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def checkpoint_path(folder: Path, seed: int) -> Path:
-    """The checkpoint of a search, which is there until the search ends."""
-    return folder / f"checkpoint-seed{seed}.pt"
-
-
 def best_random(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The random architecture with the highest accuracy on the images held out, the first of several."""
     random = [record for record in records if record["kind"] == "random"]
@@ -379,22 +358,16 @@ def summarize(settings: DigitsSettings, records: Sequence[dict[str, Any]]) -> di
     accuracy = {kind: _mean_and_error([row[kind]["accuracy"] for row in rows]) for kind in KINDS}
     differences = [row["found"]["accuracy"] - row["random_best"]["accuracy"] for row in rows]
     steps = len(ShuffledBatches(load_split(0).train, settings.batch_size, torch.Generator()))
-    gradients = {
-        "found": 2 * settings.epochs * steps,
-        "random_best": settings.num_random * settings.training_epochs * steps,
-    }
-    seconds = {
-        "found": np.mean([row["seconds"] for row in rows]),
-        "random_best": np.mean([row["random_seconds"] for row in rows]),
-    }
+    epochs = {"found": 2 * settings.epochs, "random_best": settings.num_random * settings.training_epochs}
+    seconds = {"found": "seconds", "random_best": "random_seconds"}
     return {
         "rows": rows,
         "tree": decision_tree(Net()),
         "random_count": settings.num_random,
         "accuracy": accuracy,
         "found_minus_random_best": _mean_and_error(differences),
-        "gradients": gradients,
-        "seconds": {kind: float(mean) for kind, mean in seconds.items()},
+        "gradients": {kind: count * steps for kind, count in epochs.items()},
+        "seconds": {kind: float(np.mean([row[name] for row in rows])) for kind, name in seconds.items()},
     }
 
 

@@ -1,7 +1,7 @@
 """Learning rate, weight decay and augmentation of digits, chosen by `minimize`: each trial is a short one-shot search.
 
 A trial whose loss falls behind the median of the trials before it ends early. What was found is trained from scratch
-and tested beside what the same search finds with the hyper-parameters of `asng digits search`. Test images choose
+and tested beside what the same search finds with the hyperparameters of `asng digits search`. Test images choose
 nothing.
 """
 
@@ -20,16 +20,7 @@ from asng import nas
 from asng._checks import check_settings
 from asng._progress import Progress, no_progress
 from asng.experiments import digits
-from asng.experiments.digits import (
-    UNTUNED,
-    Data,
-    Hyper,
-    Net,
-    ShuffledBatches,
-    _one_thread,
-    classification_loss,
-    load_split,
-)
+from asng.experiments.digits import UNTUNED, Data, Hyper, Net
 from asng.minimize import minimize
 from asng.nas._loop import NoFiniteLoss
 from asng.nas.architecture import to_dict
@@ -50,7 +41,7 @@ class TuneSettings:
     """Settings of the tuning; some minutes on one core."""
 
     trials: int = 20
-    """Short searches, each with its own hyper-parameters."""
+    """Short searches, each with its own hyperparameters."""
     epochs: int = 30
     """Passes of each search over half of the training images; the other half judges."""
     startup_trials: int = 5
@@ -102,16 +93,16 @@ def search(
 
     arch_optimizer = ASNG(nas.space_of(model), seed=settings.seed)
     generator = torch.Generator().manual_seed(settings.seed)
-    train, valid = (ShuffledBatches(half, settings.batch_size, generator) for half in (data.train, data.valid))
+    train, valid = (digits.ShuffledBatches(half, settings.batch_size, generator) for half in (data.train, data.valid))
     optimizers = {"arch_optimizer": arch_optimizer, "weight_optimizer": digits.make_weight_optimizer(hyper, model)}
-    options: dict[str, Any] = {"epochs": settings.epochs, "judge": classification_loss, **optimizers}
-    loss_fn = partial(classification_loss, augmentation=hyper["augmentation"])
+    options: dict[str, Any] = {"epochs": settings.epochs, "judge": digits.classification_loss, **optimizers}
+    loss_fn = partial(digits.classification_loss, augmentation=hyper["augmentation"])
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "the search was too short|the mean training loss")  # it is a trial
             nas.search(model, train, valid, loss_fn, **options, callback=callback, progress=False, seed=settings.seed)
         values = arch_optimizer.mode()
-        loss = nas.score(model, values, [data.valid], classification_loss, recalibrate_on=[data.train])
+        loss = nas.score(model, values, [data.valid], digits.classification_loss, recalibrate_on=[data.train])
     except NoFiniteLoss:
         losses.append(DIVERGED)
         values, loss = arch_optimizer.mode(), DIVERGED
@@ -124,8 +115,8 @@ def _check_finite_loss(loss: float) -> float:
 
 
 def train(settings: TuneSettings, trial: dict[str, Any], data: Data, kind: str) -> dict[str, Any]:
-    """The architecture of a trial from scratch, with its hyper-parameters, on all training images."""
-    trained = digits.train(settings, settings.seed, data, trial["values"], hyper=trial["hyper"])
+    """The architecture of a trial from scratch, with its hyperparameters, on all training images."""
+    trained = digits.train(settings, data, trial["values"], hyper=trial["hyper"])
     return {"kind": kind, "accuracy": trained["accuracy"], "parameters": trained["parameters"]}
 
 
@@ -135,9 +126,9 @@ def run(settings: TuneSettings, folder: Path, progress: Progress = no_progress) 
     Each call of `minimize` starts from the first trial and is told the losses of finished ones, so that it continues
     as it was.
     """
-    with Run(folder, make_config("digits", "tune", settings)) as run, _one_thread():
+    with Run(folder, make_config("digits", "tune", settings)) as run, digits._one_thread():
         done = read_records(folder, settings)
-        data, trials = load_split(settings.seed), [record for record in done if record["kind"] == "trial"]
+        data, trials = digits.load_split(settings.seed), [record for record in done if record["kind"] == "trial"]
         finished = list(trials)
 
         def is_behind(losses: list[float]) -> bool:

@@ -22,7 +22,7 @@ from asng._progress import Progress, no_progress
 from asng._ragged import Array
 from asng._untrusted import mismatch
 from asng.baselines import SNGState, adam_init, adam_update, sng_update
-from asng.experiments.workers import run_parallel
+from asng.experiments._workers import run_parallel
 from asng.families import CategoricalFamily
 from asng.optimizer import asng_init, asng_update
 from asng.runs import RESULTS, SUMMARY, Run, make_config, write_json
@@ -259,7 +259,7 @@ def draw_sweep(summary: dict[str, Any], folder: Path) -> None:
     """`toy.png` and `toy.svg`: the methods above, ASNG's alphas below, one column per learning rate."""
     from matplotlib.figure import Figure  # here, so that workers need not load it
 
-    from asng.experiments.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, save_figure
+    from asng.experiments._figures import BLUE, GREEN, PURPLE, SKY, VERMILION, save_figure
 
     looks = [(BLUE, "o"), (VERMILION, "s"), (GREEN, "^"), (PURPLE, "D"), (SKY, "v")]  # markers say the same again
     lrs = list(dict.fromkeys(point["lr"] for point in summary["points"]))

@@ -21,6 +21,15 @@ class BatchNorm2d(nn.BatchNorm2d):
     Called with `add`, it returns the sum of the normalized input and that tensor, and with `relu=True` the positive
     part of the result, by the same kernels.
 
+    Args:
+        num_features: Channels of the input (n, channels, height, width).
+        eps: Added to the variance.
+        momentum: Share of the newest batch in the running statistics; None for a cumulative mean.
+        affine: Whether a scale and a shift of each channel are learned.
+        track_running_stats: Whether running statistics are kept, for evaluation mode.
+        device, dtype: Of the parameters and buffers.
+        bias: Whether a shift is learned beside the scale; only where torch has this argument.
+
     >>> norm = BatchNorm2d(4)
     >>> x = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last)
     >>> torch.equal(norm(x, add=x, relu=True), torch.relu(norm(x) + x))

@@ -19,6 +19,14 @@ class AvgPool2d(nn.AvgPool2d):
     Windows of 3x3 with a padding of 1, a stride of 1 or 2 and the defaults of all others run as one kernel, forward
     and backward.
 
+    Args:
+        kernel_size: Height and width of a window, or one number for both.
+        stride: Steps from window to window, likewise; by default the kernel size.
+        padding: Pixels around the input, likewise.
+        ceil_mode: Whether windows may begin inside and end outside of the input.
+        count_include_pad: Whether the padding counts in the means.
+        divisor_override: What sums are divided by, instead of the size of a window.
+
     >>> pool = AvgPool2d(3, stride=2, padding=1)
     >>> pool(torch.ones(1, 4, 8, 8).contiguous(memory_format=torch.channels_last)).shape
     torch.Size([1, 4, 4, 4])
@@ -39,6 +47,14 @@ class MaxPool2d(nn.MaxPool2d):
 
     Windows of 3x3 with a padding of 1, a stride of 1 or 2 and the defaults of all others run as one kernel, forward
     and backward. As in torch, the first of equal maxima has the gradient, and NaN is larger than all numbers.
+
+    Args:
+        kernel_size: Height and width of a window, or one number for both.
+        stride: Steps from window to window, likewise; by default the kernel size.
+        padding: Pixels around the input, likewise.
+        dilation: Steps from pixel to pixel of a window, likewise.
+        return_indices: Whether the positions of the maxima are returned, too.
+        ceil_mode: Whether windows may begin inside and end outside of the input.
 
     >>> pool = MaxPool2d(3, stride=1, padding=1)
     >>> pool(torch.ones(1, 4, 8, 8).contiguous(memory_format=torch.channels_last)).shape

@@ -26,7 +26,7 @@ KEY = "asng:x"  # the system attribute of a trial that holds the raw draws of nu
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
-class Parameter(NamedTuple):
+class _Parameter(NamedTuple):
     """A parameter of Optuna as a variable: raw draws to values, and back where a trial does not hold the draw."""
 
     distribution: Any
@@ -96,7 +96,7 @@ class ASNGSampler(BaseSampler):
 
     def _forget(self) -> None:
         self._seen: set[int] = set()  # numbers of trials
-        self._parameters: dict[str, Parameter] = {}
+        self._parameters: dict[str, _Parameter] = {}
         self._optimizer: Optimizer | None = None
         self._population: list[Any] = []  # trials that are not told yet
         self._told: list[Any] = []
@@ -214,7 +214,7 @@ def _rank_key(trial: Any, sign: int) -> tuple[int, float, float]:
     return 1, -step, math.inf if math.isnan(value) else sign * value
 
 
-def _parameters_of(trials: Iterable[Any], known: Mapping[str, Parameter]) -> dict[str, Parameter]:
+def _parameters_of(trials: Iterable[Any], known: Mapping[str, _Parameter]) -> dict[str, _Parameter]:
     """The known parameters and those of trials; of several distributions of a parameter, the last one."""
     parameters = dict(known)
     for trial in trials:
@@ -225,14 +225,14 @@ def _parameters_of(trials: Iterable[Any], known: Mapping[str, Parameter]) -> dic
     return parameters
 
 
-def _to_parameter(distribution: Any) -> Parameter | None:
+def _to_parameter(distribution: Any) -> _Parameter | None:
     """A parameter, or None for one of a single value, and for ranges beyond float64."""
     if distribution.single():
         return None
     if isinstance(distribution, CategoricalDistribution):
         choices = distribution.choices
         indices = Categorical(range(len(choices)))
-        return Parameter(distribution, indices, lambda x: choices[int(x)], distribution.to_internal_repr)
+        return _Parameter(distribution, indices, lambda x: choices[int(x)], distribution.to_internal_repr)
     try:
         is_stepped = not distribution.log and distribution.step is not None
         return _steps(distribution) if is_stepped else _to_real(distribution)
@@ -240,20 +240,20 @@ def _to_parameter(distribution: Any) -> Parameter | None:
         return None
 
 
-def _to_real(distribution: Any) -> Parameter:
+def _to_real(distribution: Any) -> _Parameter:
     """A real number; an integer on a logarithmic scale is one that is rounded."""
     low, high = distribution.low, distribution.high
     is_integer = isinstance(distribution, IntDistribution)
     real = Real(low - 0.5, high + 0.5, log=True) if is_integer else Real(low, high, log=distribution.log)
     to_value = (lambda x: min(max(round(real.decode(x)), low), high)) if is_integer else real.decode
-    return Parameter(distribution, real, to_value, lambda value: real.to_internal((value, 1.0)).mean)
+    return _Parameter(distribution, real, to_value, lambda value: real.to_internal((value, 1.0)).mean)
 
 
-def _steps(distribution: Any) -> Parameter:
+def _steps(distribution: Any) -> _Parameter:
     """Integers and floats in steps, counted from the low end."""
     low, high, step = distribution.low, distribution.high, distribution.step
     steps = Integer(0, round((high - low) / step))
-    return Parameter(
+    return _Parameter(
         distribution, steps, lambda x: min(low + steps.decode(x) * step, high), lambda value: (value - low) / step
     )
 

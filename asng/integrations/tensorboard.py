@@ -24,9 +24,13 @@ class TensorBoard:
         ValueError: The folder is no path, or not one of UTF-8, which TensorBoard needs.
         ImportError: tensorboard is not installed.
 
-    Example:
-        >>> from asng.integrations.tensorboard import TensorBoard
-        >>> result = nas.search(model, train, valid, loss_fn, epochs=3, callback=TensorBoard(folder))
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     board = TensorBoard(folder)  # nas.search(..., callback=board) calls it after every epoch
+    ...     board({"epoch": 1, "train_loss": 0.5})
+    ...     board.close()
+    ...     len(list(Path(folder).glob("events.out.*")))
+    1
     """
 
     def __init__(self, folder: str | Path) -> None:

@@ -27,14 +27,8 @@ def draw_autoencoder(values: Mapping[str, Any], title: str) -> Html:
         parts += _row(layer, size, TOP + ROW * row, right, is_last=row == len(layers))
     words = "; ".join(" ".join(line.split()) for line in encoding.describe_chain(values).splitlines())
     words = f"{len(layers)} layers and as many in the decoder: {words}"
-    return graph(
-        "Autoencoder",
-        words,
-        f" — {len(layers)} layer{'s' * (len(layers) > 1)}; dashed: skips",
-        title,
-        (width, height),
-        parts,
-    )
+    note = f" — {len(layers)} layer{'s' * (len(layers) > 1)}; dashed: skips"
+    return graph("Autoencoder", words, note, title, (width, height), parts)
 
 
 def _row(layer: encoding.Layer, size: tuple[int, int], y: int, right: int, is_last: bool) -> list[Html]:

@@ -59,11 +59,8 @@ class _Cell(CellPicture):
         self.left = MARGIN - left
         self.draw_parts()
         width, height = right - left + 2 * MARGIN, self.tops[-1] + OUTPUT
-        name, note = (
-            f"{self.kind.capitalize()} cell",
-            " — stride 2 on its two inputs" if self.kind == "reduction" else "",
-        )
-        size = round(width * PIXELS), round(height * PIXELS)
+        note = " — stride 2 on its two inputs" if self.kind == "reduction" else ""
+        name, size = f"{self.kind.capitalize()} cell", (round(width * PIXELS), round(height * PIXELS))
         return graph(name, describe_paths(self.paths), note, run, size, [*self._lines, *self._boxes])
 
     def draw_box(self, box: Box, look: str, name: str | None = None, tip: str = "", style: str | None = None) -> None:

@@ -208,9 +208,7 @@ def entropy(probabilities: Mapping[str, float]) -> float:
 def probability_panels(run: RunData) -> list[Panel]:
     """A panel for each decision: the probabilities of its choices over time, or a mean with its deviation."""
     log_names = {node.name for node in flatten(tree_of(run)) if node.is_log}
-    moments = [
-        (step, second, now) for step, second, now in zip(run.steps, run.seconds, run.distributions, strict=True) if now
-    ]
+    moments = [each for each in zip(run.steps, run.seconds, run.distributions, strict=True) if each[2]]
     if len(moments) < 2:
         return []
     size = sum(map(len, moments[-1][2].values()))
@@ -220,13 +218,11 @@ def probability_panels(run: RunData) -> list[Panel]:
     for name, parameters in moments[-1][2].items():
         if run.values and name not in run.values:
             continue
-        kept = [
-            (step, second, now[name]) for step, second, now in moments if now.get(name, {}).keys() == parameters.keys()
-        ]
-        steps, seconds = [step for step, _, _ in kept], [second for _, second, _ in kept]
+        kept = [each for each in moments if each[2].get(name, {}).keys() == parameters.keys()]
+        steps, seconds, course = [step for step, _, _ in kept], [s for _, s, _ in kept], [now[name] for *_, now in kept]
         value = run.values.get(name)
         if is_normal(parameters):
-            mean, std = ([now[part] for _, _, now in kept] for part in ("mean", "std"))
+            mean, std = ([now[part] for now in course] for part in ("mean", "std"))
             is_log = name in log_names and min(mean) > 0
             line = Curve("mean", steps, seconds, mean, [spread_of(abs(each), is_log) for each in std])
             note = format_number(value if is_number(value) else mean[-1])
@@ -234,7 +230,7 @@ def probability_panels(run: RunData) -> list[Panel]:
             continue
         choices = sorted(parameters, key=lambda choice: -parameters[choice])[:MAX_CHOICES]
         curves = [
-            Curve(choice, steps, seconds, [now[choice] for _, _, now in kept], None, index % PALETTE, index // PALETTE)
+            Curve(choice, steps, seconds, [now[choice] for now in course], None, index % PALETTE, index // PALETTE)
             for index, choice in enumerate(each for each in parameters if each in choices)
         ]
         chosen = str(value) if str(value) in parameters else choices[0]

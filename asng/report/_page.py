@@ -5,23 +5,18 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
+from string import Template
 from typing import Any
 
 from asng import __version__
-from asng._html import TABLE_STYLE, Html, decisions_table, element, join, script_json
+from asng._html import TABLE_STYLE, Html, decisions_table, element, join, script_json, to_html
+from asng.report import _tables as tables
 from asng.report._autoencoder import can_draw_autoencoder, draw_autoencoder
 from asng.report._cells import draw_cell_graphs, is_cells
 from asng.report._curves import Panel, front_panels, group_runs, metric_panels, probability_panels, sweep_panels
 from asng.report._pictures import draw_pictures
 from asng.report._read import RunData, front_of
-from asng.report._tables import (
-    front_table,
-    limits_section,
-    overview_section,
-    results_section,
-    section,
-    settings_section,
-)
+from asng.report._tables import section
 from asng.report._tree import draw_tree
 from asng.report._warnings import find_warnings
 
@@ -48,16 +43,16 @@ class Page:
         """The whole page."""
         sections = join(
             [
-                overview_section(self._groups),
+                tables.overview_section(self._groups),
                 self._warnings(),
                 self._by_run("Architecture", self._architecture),
                 self._curves(),
                 self._by_run("Probabilities over time", self._probabilities),
                 self._by_run("Pareto front", self._front),
-                limits_section(self._runs),
-                results_section(self._groups),
+                tables.limits_section(self._runs),
+                tables.results_section(self._groups),
                 self._pictures(),
-                settings_section(self._groups),
+                tables.settings_section(self._groups),
             ]
         )
         kinds = " and ".join(dict.fromkeys(_title_of(run) for run in self._runs))
@@ -66,21 +61,19 @@ class Page:
         count = "1 run" if len(self._runs) == 1 else f"{len(self._runs)} runs"
         ids = re.findall('<section id="([^"]+)"', sections)
         links = [element("a", LINKS.get(name, name.capitalize()), href=f"#{name}") for name in ids]
-        head = element(
-            "header",
-            element("p", "asng report", class_="eyebrow"),
-            element("h1", kinds),
-            element("p", f"{count}: {listed} · asng {__version__}", class_="soft"),
-            self._reload_switch(),
+        return _fill_page(
+            title=f"{kinds}: asng report",
+            kinds=kinds,
+            runs=f"{count}: {listed} · asng {__version__}",
+            reload=self._reload_switch(),
+            links=join(links),
+            sections=sections,
+            data=script_json({"columns": list(self._columns), "charts": self._charts, "reload": self._reload_every}),
         )
-        nav = element("nav", *links, aria_label="Sections")
-        content = join([head, nav, element("main", sections), element("noscript", "Charts need JavaScript.")])
-        data = {"columns": list(self._columns), "charts": self._charts, "reload": self._reload_every}
-        return _document(f"{kinds}: asng report", content, data)
 
-    def _reload_switch(self) -> Html | None:
+    def _reload_switch(self) -> Html:
         if self._reload_every is None:
-            return None
+            return Html("")
         box = element("input", type="checkbox", id="reload", checked=True)
         text = f" reload every {self._reload_every} seconds, except while a chart is zoomed or a table open"
         return element("label", box, text, class_="hint")
@@ -135,7 +128,9 @@ class Page:
             "Hover to read, drag to zoom, double-click to show all; with the keyboard: Tab, arrows, plus and minus, 0."
         )
         has_time = any(any(run.seconds) for run in self._runs)
-        switch = _switch("Against", "axis", "", {"step": "steps", "time": "time"}) if has_time else None
+        units = {f"{run.unit}s" for run in self._runs if run.records}
+        steps = units.pop() if len(units) == 1 else "steps"
+        switch = _switch("Against", "axis", "", {"step": steps, "time": "time"}) if has_time else None
         return section(
             "Curves", element("p", f"{hint} {note if spread else ''}".strip(), class_="hint"), switch, *parts
         )
@@ -178,7 +173,7 @@ class Page:
         if front is None:
             return []
         charts = [self._chart(panel) for panel in front_panels(front)]
-        folded = element("details", element("summary", "The front as a table"), front_table(front))
+        folded = element("details", element("summary", "The front as a table"), tables.front_table(front))
         return [element("div", *charts, class_="charts wide"), folded]
 
     def _pictures(self) -> Html | None:
@@ -210,24 +205,10 @@ def _switch(legend: str, kind: str, where: str, choices: Mapping[str, str]) -> H
     return element("fieldset", element("legend", legend), *buttons, class_="switch")
 
 
-def _document(title: str, content: Html, data: Mapping[str, Any]) -> str:
-    """The page around its content. The script is known by its hash: no other one runs, and nothing is loaded."""
-    style, script = ((files("asng.report") / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+def _fill_page(**parts: Any) -> str:
+    """The page with its parts. The script is known by its hash: no other one runs, and nothing is loaded."""
+    names = ("page.html", "report.css", "report.js")
+    page, style, script = ((files("asng.report") / name).read_text(encoding="utf-8") for name in names)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", title),
-        Html(f"<style>{TABLE_STYLE}{style}</style>"),
-    )
-    arrow = Html(
-        '<svg class="defs" aria-hidden="true"><defs><marker id="head" viewBox="0 0 8 6" refX="6" refY="3" '
-        'markerWidth="8" markerHeight="6" markerUnits="userSpaceOnUse" orient="auto">'
-        '<path d="M0 0L8 3L0 6z"></path></marker></defs></svg>'
-    )
-    body = element("body", arrow, content, script_json(data, "data"), Html(f"<script>{script}</script>"), class_="asng")
-    return f'<!DOCTYPE html>\n<html lang="en">{head}{body}</html>\n'
+    fixed = {"style": TABLE_STYLE + style, "script": script, "digest": digest}
+    return Template(page).substitute(fixed, **{name: to_html(part) for name, part in parts.items()})

@@ -87,9 +87,17 @@ class RunData:
     @property
     def progress(self) -> tuple[float, float, str] | None:
         """The amount done, the total and the unit; None where they are unknown."""
+        if (total := _count_results(self.config)) is not None:
+            seeds = len({str(record.get("seed")) for record in self.results}) or 1
+            return len(self.results), max(len(self.results), seeds * total), "results"
         done = {"epochs": float(len(self.records)), "iterations": self.steps[-1] if self.records else 0.0}
         lengths = [name for name in LENGTHS if is_number(self.config.get(name)) and self.config[name] > 0]
         return (done[lengths[0]], float(self.config[lengths[0]]), lengths[0]) if lengths else None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do: the summary, which comes last, is there."""
+        return bool(self.summary) and (self.progress is None or self.progress[0] >= self.progress[1])
 
     @cached_property
     def distributions(self) -> list[Distribution]:
@@ -101,6 +109,22 @@ class RunData:
         """The newest distribution; empty where the run has none."""
         newest = self.distributions[-1] if self.records else {}
         return newest or to_distribution(self.summary.get("distribution"), self.values)
+
+
+def _count_results(config: Mapping[str, Any]) -> int | None:
+    """The number of lines per seed in results.jsonl of a finished run; None for a run of metrics, or a damaged one."""
+    try:
+        match config.get("experiment"), config.get("kind"):
+            case "digits", "search":
+                return 5 + max(1, round(2 * float(config["epochs"]) / float(config["training_epochs"])))
+            case "digits", "tune":
+                return int(config["trials"]) + 3
+            case "toy", "sweep":
+                methods = len({1.5, *config["alphas"]}) + 2
+                return int(len(config["lrs"]) * methods * len(config["powers"]))
+    except (KeyError, ValueError, TypeError, ArithmeticError):
+        pass
+    return None
 
 
 def read_runs(folder: Path) -> list[RunData]:

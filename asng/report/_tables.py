@@ -89,12 +89,11 @@ def _final_numbers(run: RunData) -> dict[str, Any]:
 
 
 def _state(run: RunData) -> str:
-    progress, is_finished = run.progress, bool(run.summary)
-    if progress is None or not run.records:
-        results = f"{len(run.results):,} results" if run.results else "nothing yet"
-        return "finished" if is_finished else results
-    done = f"{format_number(int(progress[0]))} of {format_number(int(progress[1]))} {progress[2]}"
-    return f"finished, {done}" if is_finished else done
+    progress = run.progress if run.records or run.results else None
+    if progress is None:
+        return "finished" if run.summary else f"{len(run.results):,} results" if run.results else "nothing yet"
+    done = "{:,.0f} of {:,.0f} {}".format(*progress)
+    return f"finished, {done}" if run.summary else done
 
 
 def _mean(name: str, numbers: Sequence[Any]) -> Html | str:

@@ -47,10 +47,8 @@ def _parse(data: Any, depth: int, left: list[int]) -> list[Node]:
         left[0] -= 1
         if left[0] < 0 or not isinstance(each.get("name"), str):
             continue
-        inside: Any = each.get("inside")
-        parts = (
-            {label: _parse(part, depth + 1, left) for label, part in inside.items()} if isinstance(inside, dict) else {}
-        )
+        inside: Any = each["inside"] if isinstance(each.get("inside"), dict) else {}
+        parts = {label: _parse(part, depth + 1, left) for label, part in inside.items()}
         ends = _parse_range(each.get("range"))
         nodes.append(Node(each["name"], parts, ends, ends is not None and ends[0] > 0 and each.get("log") is True))
     return nodes

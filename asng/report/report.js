@@ -157,7 +157,9 @@ class Chart {
     const [unit, name] = this.isTime ? this.timeUnit() : [1, this.spec.x];
     const scale = this.isTime ? scaleOf(this.x.invert(MARGIN.left) / unit, this.x.invert(width - MARGIN.right) / unit,
       MARGIN.left, width - MARGIN.right, false) : this.x;
-    for (const tick of scale.ticks(Math.max(2, Math.floor(width / 75)))) {
+    const ticks = scale.ticks(Math.max(2, Math.floor(width / 75)));
+    const whole = ticks.filter(Number.isInteger); // there is no half of an epoch
+    for (const tick of this.spec.time && !this.isTime && whole.length > 1 ? whole : ticks) {
       const x = scale(tick);
       svg("line", { class: "frame", x1: x, x2: x, y1: bottom, y2: bottom + 4 }, this.root);
       const anchor = x > width - 28 ? "end" : "middle";

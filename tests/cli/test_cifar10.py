@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from asng.experiments import figures
+from asng.experiments import _figures
 from asng.experiments.cifar10 import data, drawing
 from asng.experiments.cifar10.space import SPACE, num_parameters, random_values, values_of
 from asng.nas.architecture import from_json, to_json
@@ -54,7 +54,7 @@ def search_run(tmp_path_factory):
 @pytest.fixture
 def plain(monkeypatch):
     """No pictures, which take longer than all the rest."""
-    monkeypatch.setattr(figures, "draw_curves", lambda *arguments: None)
+    monkeypatch.setattr(_figures, "draw_curves", lambda *arguments: None)
     monkeypatch.setattr(drawing, "draw_cells", lambda *arguments: None)
 
 

@@ -14,7 +14,7 @@ from asng import cli
 from asng.cli.estimate import describe_estimate
 from asng.cli.flags import flags_of, parse_command
 from asng.cli.terminal import seeds_of
-from asng.experiments.estimates import fill_momentum, time_calls
+from asng.experiments._estimates import fill_momentum, time_calls
 from tests.helpers.commands import refusal, run, summary_of
 from tests.helpers.stripes import LINE, TINY
 
@@ -212,6 +212,13 @@ def test_quiet_json_is_the_object_alone():
     assert json.loads(done.out)["folder"] == "runs/stripes-asng-seed0"
 
 
+def test_a_finished_run_that_is_repeated_says_so():
+    said = "runs/stripes-asng-seed0 was finished before: nothing is run again"
+    first, second = (run("stripes", "search", *TINY) for _ in range(2))
+    assert (first.code, said in first.out) == (0, False)
+    assert (second.code, said in second.out) == (0, True)
+
+
 def test_an_error_leaves_stdout_empty_also_under_json():
     done = run("stripes", "search", *TINY, "--max-params", "1", "--method", "uniform", "--json")
     assert (done.code, done.out) == (2, "")
@@ -239,7 +246,7 @@ def test_a_dry_run_says_how_far_its_steps_differ_and_that_the_machine_is_busy(mo
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     numbers = iter([0.0, 1.0, 0.0, 2.0, 0.0, 6.0])  # before and after three steps
-    monkeypatch.setattr("asng.experiments.estimates.time.perf_counter", lambda: next(numbers))
+    monkeypatch.setattr("asng.experiments._estimates.time.perf_counter", lambda: next(numbers))
     timing = time_calls(lambda: None)
     assert timing == (3.0, 1.0, 6.0)
     estimate = {"steps": 10, **timing.estimate(10), "memory_bytes": None, "disk_bytes": None}

@@ -10,7 +10,7 @@ from PIL import Image
 
 from asng import nas
 from asng._progress import no_progress
-from asng.experiments import _export, digits, figures
+from asng.experiments import _export, _figures, digits
 from asng.experiments.cifar10 import data, drawing
 from asng.experiments.cifar10.task import Cifar10
 from asng.experiments.inpainting.task import Inpainting
@@ -41,7 +41,7 @@ def runs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(above)
         patch.setattr(data, "RELEASE", release_of(files))
-        patch.setattr(figures, "draw_curves", lambda *arguments: None)
+        patch.setattr(_figures, "draw_curves", lambda *arguments: None)
         patch.setattr(drawing, "draw_cells", lambda *arguments: None)
         where = ["--data", str(images.parent)]
         assert run("cifar10", "search", *CIFAR10, *where, "--out", "cells").code == 0
@@ -130,9 +130,9 @@ def test_a_search_that_goes_on_gives_the_most_likely_architecture_so_far(runs):
     shutil.copytree(runs / "digits", folder)
     (folder / "results.jsonl").unlink()
     config = json.loads((folder / "config.json").read_text())
-    checkpoint = Checkpoint(digits.checkpoint_path(folder, 0), config)
+    checkpoint = Checkpoint(folder / "checkpoint.pt", config)
     data_of_seed = digits.load_split(0)
-    oneshot, job = digits.make_search(settings, 0, data_of_seed)
+    oneshot, job = digits.make_search(settings, data_of_seed)
     with digits._one_thread():
         run_job(job, epochs=2, checkpoint=checkpoint)
     done = run("export", str(folder), "--format", "json")
@@ -165,7 +165,7 @@ def test_the_help_explains_all_flags_with_examples():
         ({"experiment": "cifar10", "kind": "search"}, "checkpoint.pt yet; let the run get that far"),
         ({"experiment": ["digits"]}, "which has no network"),
         ({"experiment": "9" * 5000}, "999..., which has no network"),
-        ({"experiment": "digits", "kind": "search"}, "without the setting"),
+        ({"experiment": "digits", "kind": "search"}, "is damaged (it has no 'epochs')"),
     ],
 )
 def test_a_run_without_a_network_is_refused_in_one_line(config, message, tmp_path):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from asng.cli.images import next_command
-from asng.experiments import figures
+from asng.experiments import _figures
 from asng.experiments._task import DataSettings
 from asng.experiments.cifar10 import data, drawing
 from asng.experiments.cifar10 import task as cifar10
@@ -99,7 +99,7 @@ def folder_of_data(tmp_path_factory):
 @pytest.fixture(params=EXPERIMENTS, ids=lambda experiment: experiment.name)
 def experiment(request, monkeypatch):
     """An experiment, without pictures, which take longer than all the rest."""
-    monkeypatch.setattr(figures, "draw_curves", lambda *arguments: None)
+    monkeypatch.setattr(_figures, "draw_curves", lambda *arguments: None)
     monkeypatch.setattr(drawing, "draw_cells", lambda *arguments: None)
     return request.param
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from asng.cli import images
-from asng.experiments import figures
+from asng.experiments import _figures
 from asng.experiments.inpainting.encoding import base_values, chain, depth, random_values, search_space
 from asng.nas.architecture import to_json
 from asng.runs import CHECKPOINT
@@ -64,7 +64,7 @@ INT = ["--encoding", "int", "--mask", "half"]
 @pytest.fixture
 def plain(monkeypatch):
     """No curves, which take longer than all the rest."""
-    monkeypatch.setattr(figures, "draw_curves", lambda *arguments: None)
+    monkeypatch.setattr(_figures, "draw_curves", lambda *arguments: None)
 
 
 @pytest.fixture

@@ -194,7 +194,7 @@ def test_a_long_text_breaks_below_the_bar_and_the_bar_stays_whole(width, lines):
     assert shown
     for frame in shown:
         bar, *text = frame.rstrip("\n").split("\n")
-        assert re.fullmatch(r"cifar10 search [━╸╺]+ +\d+% \d:\d\d:\d\d left [-\d:]+ *", bar)
+        assert re.fullmatch(r"cifar10 search [━╸╺]+ +\d+% after \d:\d\d:\d\d left [-\d:]+ *", bar)
         assert len(text) == lines - 1
         assert " ".join(" ".join(text).split()) == LIVE
         assert max(len(line) for line in (bar, *text)) <= width
@@ -211,9 +211,9 @@ def test_what_is_worth_a_line_stays_above_the_bar():
 def test_a_task_that_starts_over_has_a_time_of_its_own():
     lines = [(0.5, "epoch 1"), (1.0, "epoch 2"), (0.0, "choosing"), (0.25, "choosing"), (0.5, "choosing")]
     sent = "".join(frames(80, *((fraction, text, True) for fraction, text in lines)))
-    assert re.search(r"100% 0:00:\d\d left 0:00:00", sent)
-    assert re.search(r" 25% 0:00:\d\d left -:--:--", sent)  # nothing is known yet of how fast it goes
-    assert re.search(r" 50% 0:00:\d\d left 0:00:0[1-9]", sent)
+    assert re.search(r"100% after 0:00:\d\d left 0:00:00", sent)
+    assert re.search(r" 25% after 0:00:\d\d left -:--:--", sent)  # nothing is known yet of how fast it goes
+    assert re.search(r" 50% after 0:00:\d\d left 0:00:0[1-9]", sent)
 
 
 def test_where_there_is_nothing_to_do_no_bar_appears():

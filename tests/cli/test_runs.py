@@ -110,9 +110,9 @@ def test_accuracies_are_listed_in_percent_and_psnr_in_decibels():
         best = {"name": name, "value": value}
         return " ".join(format_run({**about, "best": best, "bytes": 10, "age_seconds": 1.0})[1].split()[3:])
 
-    assert show("test_accuracy", 0.97251) == "test accuracy 97.25 %"
-    assert show("psnr", 26.0512) == "psnr 26.05 dB"
-    assert show("valid_loss", 0.25) == "valid loss 0.25"
+    assert show("test_accuracy", 0.97251) == "best test accuracy 97.25 %"
+    assert show("psnr", 26.0512) == "best psnr 26.05 dB"
+    assert show("valid_loss", 0.25) == "best valid loss 0.25"
 
 
 def test_hostile_folders_are_listed_as_damaged_or_passed_over(folder):

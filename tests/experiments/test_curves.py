@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from asng.experiments import figures
+from asng.experiments import _figures
 
 RECORDS: list[dict[str, Any]] = [
     {"epoch": 1, "step": 10, "train_loss": 2.0, "valid_loss": 2.5, "valid_accuracy": 0.25, "seconds": 3.0},
@@ -16,7 +16,7 @@ RECORDS: list[dict[str, Any]] = [
 def lines_of(monkeypatch, records, folder):
     """What is drawn: panel -> label -> points."""
     seen = {}
-    panel = figures._draw_panel
+    panel = _figures._draw_panel
 
     def watch(axes, *arguments):
         panel(axes, *arguments)
@@ -25,8 +25,8 @@ def lines_of(monkeypatch, records, folder):
             for line in axes.lines
         }
 
-    monkeypatch.setattr(figures, "_draw_panel", watch)
-    figures.draw_curves(records, folder)
+    monkeypatch.setattr(_figures, "_draw_panel", watch)
+    _figures.draw_curves(records, folder)
     return seen
 
 
@@ -40,7 +40,7 @@ def test_each_kind_of_metric_has_its_panel(monkeypatch, tmp_path):
 
 @pytest.mark.long
 def test_the_files_are_there_with_their_text_and_equal_when_drawn_again(tmp_path):
-    one, other = (figures.draw_curves(RECORDS, tmp_path / name) for name in ("one", "other"))
+    one, other = (_figures.draw_curves(RECORDS, tmp_path / name) for name in ("one", "other"))
     assert [path.name for path in one] == ["curves.svg", "curves.png"]
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(one, other, strict=True))
     assert re.search(r">\s*accuracy \[%\]\s*<", one[0].read_text())
@@ -49,4 +49,4 @@ def test_the_files_are_there_with_their_text_and_equal_when_drawn_again(tmp_path
 @pytest.mark.parametrize("records", [[], [{"step": 1, "seconds": 2.0}]])
 def test_nothing_to_draw_is_an_error(tmp_path, records):
     with pytest.raises(ValueError, match="nothing to draw"):
-        figures.draw_curves(records, tmp_path)
+        _figures.draw_curves(records, tmp_path)

@@ -61,16 +61,17 @@ def test_the_handcrafted_network_is_of_the_space():
 @pytest.mark.long
 def test_a_seed_gives_the_same_search_and_the_same_training_again():
     data = digits.load_split(3)
-    first, second = (digits.search(SMALL, 3, data) for _ in range(2))
+    settings = replace(SMALL, seed=3)
+    first, second = (digits.search(settings, data) for _ in range(2))
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
-    trained = [digits.train(SMALL, 3, data, first["values"]) for _ in range(2)]
+    trained = [digits.train(settings, data, first["values"]) for _ in range(2)]
     assert {**trained[0], "seconds": 0} == {**trained[1], "seconds": 0}
 
 
 @pytest.mark.long
 def test_training_learns_the_digits():
     settings = digits.DigitsSettings(training_epochs=5)
-    assert digits.train(settings, 0, digits.load_split(0), digits.HANDCRAFTED)["accuracy"] > 0.9
+    assert digits.train(settings, digits.load_split(0), digits.HANDCRAFTED)["accuracy"] > 0.9
 
 
 @pytest.mark.slow
@@ -78,10 +79,10 @@ def test_validation_images_are_held_out_of_a_training_that_they_judge():
     data = digits.load_split(0)
     wrong = replace(data, valid=(data.valid[0], (data.valid[1] + 1) % 10))  # labels that would be learned
     settings = replace(SMALL, training_epochs=6)
-    right, judged = (digits.train(settings, 0, each, digits.HANDCRAFTED, hold_out=True) for each in (data, wrong))
+    right, judged = (digits.train(settings, each, digits.HANDCRAFTED, hold_out=True) for each in (data, wrong))
     assert right["accuracy"] == judged["accuracy"]
     assert right["valid_accuracy"] > 0.5 > judged["valid_accuracy"]
-    assert digits.train(SMALL, 0, data, digits.HANDCRAFTED)["valid_accuracy"] is None
+    assert digits.train(SMALL, data, digits.HANDCRAFTED)["valid_accuracy"] is None
 
 
 @pytest.mark.slow
@@ -94,7 +95,7 @@ def test_a_warm_up_trains_the_weights_and_leaves_the_distribution():
             thetas.append(oneshot.arch_optimizer.theta.tolist())
             weights.append(next(oneshot.model.parameters()).detach().clone())
 
-    oneshot, job = digits.make_search(replace(SMALL, epochs=3), 0, digits.load_split(0), keep)
+    oneshot, job = digits.make_search(replace(SMALL, epochs=3), digits.load_split(0), keep)
     start = oneshot.arch_optimizer.theta.tolist()
     with closing(job):
         history = run_job(job, epochs=3)
@@ -115,7 +116,7 @@ def test_the_second_stage_finds_the_lowest_loss_on_all_validation_images(monkeyp
         return oneshot, job
 
     monkeypatch.setattr(digits, "make_search", keep)
-    found = digits.search(SMALL, 0, data)
+    found = digits.search(SMALL, data)
     (oneshot,) = oneshots
     (likely,) = nas.top(oneshot)
     assert found["most_likely"] == likely.values
@@ -192,7 +193,7 @@ def test_the_best_random_one_is_chosen_by_validation_accuracy():
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2], ids=["in the warm-up", "behind it"])
 def test_a_search_that_is_interrupted_goes_on_from_its_checkpoint(tmp_path, after):
-    settings = replace(SMALL, epochs=3)
+    settings = replace(SMALL, epochs=3, seed=3)
     assert settings.warmup_epochs == 2
     pressed: list[bool] = []  # only once: a second Ctrl-C does not wait for the end of the step
 
@@ -203,9 +204,9 @@ def test_a_search_that_is_interrupted_goes_on_from_its_checkpoint(tmp_path, afte
 
     data, identity = digits.load_split(3), {"seed": 3}
     with pytest.raises(KeyboardInterrupt, match=r"saved in .*: the same call continues"):
-        digits.search(settings, 3, data, interrupt, Checkpoint(tmp_path / "c.pt", identity))
-    parted = digits.search(settings, 3, data, checkpoint=Checkpoint(tmp_path / "c.pt", identity))
-    assert {**parted, "seconds": 0} == {**digits.search(settings, 3, data), "seconds": 0}
+        digits.search(settings, data, interrupt, Checkpoint(tmp_path / "c.pt", identity))
+    parted = digits.search(settings, data, checkpoint=Checkpoint(tmp_path / "c.pt", identity))
+    assert {**parted, "seconds": 0} == {**digits.search(settings, data), "seconds": 0}
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Hyper-parameters of digits chosen by short searches: pruning, resuming, what is refused."""
+"""Hyperparameters of digits chosen by short searches: pruning, resuming, what is refused."""
 
 import json
 import math
@@ -87,7 +87,7 @@ def test_records_that_no_tuning_writes_are_refused(finished, tmp_path, change, m
 
 
 def test_an_error_inside_a_trial_ends_the_tuning(tmp_path, monkeypatch):
-    """It is not taken for a trial of bad hyper-parameters."""
+    """It is not taken for a trial of bad hyperparameters."""
 
     def fail(*_):
         raise OSError("disk full")

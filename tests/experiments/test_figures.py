@@ -7,7 +7,7 @@ from matplotlib import rc_context, rcParams
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from asng.experiments.figures import BLUE, COLORS, canvas, save_figure, tint
+from asng.experiments._figures import BLUE, COLORS, canvas, save_figure, tint
 
 
 def make_figure():

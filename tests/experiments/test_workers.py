@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from asng.experiments.workers import WORKER_ENVIRONMENT, run_parallel
+from asng.experiments._workers import WORKER_ENVIRONMENT, run_parallel
 from tests.helpers import tasks
 from tests.helpers.commands import group_exists, interrupt, wait_until
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 ENDLESS = """
 import sys
 from pathlib import Path
-from asng.experiments.workers import run_parallel
+from asng.experiments._workers import run_parallel
 from tests.helpers.tasks import endless
 for _ in run_parallel(endless, [Path(argument) for argument in sys.argv[1:]], 2):
     pass

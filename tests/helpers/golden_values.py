@@ -268,10 +268,10 @@ def digits_short() -> Values:
     """A search of two epochs, and trainings."""
     settings, data = digits.DigitsSettings(epochs=2, warmup=0.0, training_epochs=2), digits.load_split(0)
     found, losses = _digits_most_likely(settings, data)
-    values = {"random": digits.draw_random(settings, 0)[0], "hand": digits.HANDCRAFTED, "found": found.values}
+    values = {"random": digits.draw_random(settings)[0], "hand": digits.HANDCRAFTED, "found": found.values}
     bits: Values = {"losses": losses}
     for kind, each in values.items():
-        trained = digits.train(settings, 0, data, each)
+        trained = digits.train(settings, data, each)
         bits[kind] = {name: trained.get(name) for name in ("values", "probability", "accuracy", "parameters")}
     untrained = {"accuracy": None, "parameters": None}
     bits["search"] = {"values": found.values, "probability": found.probability, **untrained}
@@ -292,7 +292,7 @@ def digits_search() -> Values:
     """The search with seed 0 without a warm-up, and the training of the most likely architecture."""
     settings, data = digits.DigitsSettings(warmup=0.0), digits.load_split(0)
     found, losses = _digits_most_likely(settings, data)
-    trained = digits.train(settings, 0, data, found.values)
+    trained = digits.train(settings, data, found.values)
     epochs = [losses[at : at + 36] for at in range(0, len(losses), 36)]  # nine mini-batches, two and two architectures
     bits = {
         "losses": {"epochs": [sum(epoch) / 36 for epoch in epochs], "all": digest(losses)},
@@ -307,7 +307,7 @@ def digits_search() -> Values:
 def _digits_most_likely(settings: digits.DigitsSettings, data: digits.Data) -> tuple[nas.Architecture, list[float]]:
     """The most likely architecture of a search with seed 0, and all losses of the search."""
     with recorded_losses(digits, "classification_loss") as losses:
-        oneshot, job = digits.make_search(settings, 0, data)
+        oneshot, job = digits.make_search(settings, data)
         with closing(job):
             run_job(job, epochs=settings.epochs)
     return nas.top(oneshot)[0], losses

@@ -1,5 +1,6 @@
 """The TensorBoard logger: what it writes is read back from the event files."""
 
+import doctest
 import math
 import sys
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from asng import nas
+from asng.integrations import tensorboard
 from asng.integrations.tensorboard import TensorBoard
 from tests.helpers.commands import run
 
@@ -126,3 +128,7 @@ def test_a_command_writes_into_the_folder_of_its_run(tmp_path):
     log = events_of(tmp_path / "tensorboard")
     assert [step for step, _ in values_of(log, "train_loss")] == [1, 2]
     assert "probability/op10/conv3" in log.Tags()["scalars"]
+
+
+def test_the_example_of_the_documentation_runs():
+    assert doctest.testmod(tensorboard) == (0, 2)

@@ -29,7 +29,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     tracked = set(command("git", "ls-files", "asng", "_asng_command.py", folder=ROOT).splitlines())
     about = f"asng-{asng.__version__}.dist-info/"
     assert {name for name in names if not name.startswith(about)} == tracked
-    assert {"asng/py.typed", "asng/report/report.css", "asng/report/report.js"} <= tracked
+    assert {"asng/py.typed", "asng/report/page.html", "asng/report/report.css", "asng/report/report.js"} <= tracked
     assert f"{about}licenses/LICENSE" in names
     assert wheel.stat().st_size < 2**20
 

@@ -287,6 +287,15 @@ def test_searches_that_count_epochs_alone_are_drawn_over_epochs(tmp_path):
     assert page.charts["Loss"]["x"] == "epoch"
 
 
+@pytest.mark.parametrize(("units", "shown"), [(["epoch", "epoch"], "epochs"), (["step", "epoch"], "steps")])
+def test_the_switch_of_the_axis_names_the_unit_that_all_runs_have(units, shown, tmp_path):
+    runs = []
+    for number, unit in enumerate(units):
+        records = [{unit: n, "train_loss": 1.0, "seconds": 1.0} for n in (1, 2)]
+        runs.append(write_run(tmp_path / str(number), {"seed": number}, records=records))
+    assert f"<span>{shown}</span></label>" in write(tmp_path, *runs).source
+
+
 # Pictures
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)

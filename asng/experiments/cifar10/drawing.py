@@ -16,9 +16,9 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from matplotlib.path import Path as Outline
 
 from asng._ragged import Array
+from asng.experiments._figures import BLUE, GRAY, ORANGE, SKY, VERMILION, canvas, save_figure, tint
 from asng.experiments.cifar10.picture import LABELS, STATES, Box, CellPicture, Way
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, OPERATIONS, SPACE, Paths, cell_paths
-from asng.experiments.figures import BLUE, GRAY, ORANGE, SKY, VERMILION, canvas, save_figure, tint
 
 Probabilities = Mapping[str, Sequence[float] | Array]  # per decision, one for each of its choices
 

@@ -17,6 +17,7 @@ from asng.experiments._images import ImageSet, data_folder, send
 from asng.experiments.inpainting.faces import Faces, digest, read_faces
 
 KNOWN = 13_107  # of 65,536 pixels: the chance to be known is 1/5 to within 4e-6
+MAX_SHOWN = 10  # names in a message
 MAX_TRAIN, MAX_TEST = 101_000, 2_000  # images, as in the paper, where there are as many
 
 Mask = Literal["center", "pixel", "half"]  # what is missing: the center, four fifths of the pixels, or one half
@@ -69,9 +70,9 @@ def describe_faces(train: ImageSet, test: ImageSet) -> str:
     return f"{len(train)} to train with, {len(test)} to test with, named {named}"
 
 
-def load_folder(folder: Path, device: torch.device | str = "cpu", *, size: int = 64) -> tuple[ImageSet, dict[str, str]]:
+def load_folder(folder: Path, device: torch.device | str = "cpu") -> tuple[ImageSet, dict[str, str]]:
     """All images of a folder, cropped and resized, and what was wrong with those that were left out."""
-    cached = read_faces(folder, size)
+    cached = read_faces(folder)
     return _faces(cached, range(len(cached.names)), device), cached.damaged
 
 
@@ -124,8 +125,8 @@ def _file(name: str) -> str:
     return name.rsplit("/", 1)[-1]
 
 
-def _join_names(names: list[str], max_shown: int = 10) -> str:
-    return ", ".join(names[:max_shown]) + (f" and {len(names) - max_shown} more" if len(names) > max_shown else "")
+def _join_names(names: list[str]) -> str:
+    return ", ".join(names[:MAX_SHOWN]) + (f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else "")
 
 
 def _faces(cached: Faces, rows: Indices | Sequence[int], device: torch.device | str) -> ImageSet:

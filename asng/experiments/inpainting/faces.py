@@ -223,7 +223,5 @@ def _crop_all(folder: Path, names: list[str], boxes: dict[str, FaceBox] | None, 
         name, reason = next(iter(damaged.items()))
         where = f"{folder} are damaged, such as {name} ({reason})"
         raise ValueError(f"all {len(names)} images in {where}; get them again, or name others by --data or --pictures")
-    together = np.ascontiguousarray(
-        np.stack(list(images.values()))
-    )  # as it is when loaded: sums depend on the order in memory
-    return Faces(together, tuple(images), damaged)
+    # In memory as it is when loaded: sums depend on the order.
+    return Faces(np.ascontiguousarray(np.stack(list(images.values()))), tuple(images), damaged)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from asng.experiments import digits, digits_tuning, toy
 from asng.experiments._jobs import SearchJob, TrainJob
 from asng.experiments._settings import JobSettings, SearchSettings
 from asng.experiments._task import Task, Values
+from asng.nas.supernet import Supernet
 from asng.space import Variable
 
 NUM_SAMPLES = 100  # random architectures whose parameters are counted
@@ -33,9 +35,9 @@ Estimate = dict[str, Any]
 def estimate_search(task: Task, settings: SearchSettings, *, capture: bool = False) -> Estimate:
     """Of a search on images."""
     job = SearchJob(task, settings, capture=capture)
-    estimate = describe_space(nas.space_of(job.model))
-    estimate |= count_parameters(job.model, task.size_of(settings))
-    return {**estimate, **_estimate_job(job, settings)}
+    supernet, size = job.oneshot.supernet, task.size_of(settings)
+    count = supernet.num_parameters if size is nas.parameters else partial(size, job.model)
+    return {**describe_space(supernet.space), **count_parameters(supernet, count), **_estimate_job(job, settings)}
 
 
 def estimate_training(task: Task, settings: JobSettings, values: Values) -> Estimate:
@@ -60,23 +62,22 @@ def estimate_digits(settings: digits.DigitsSettings) -> Estimate:
     """Of `asng digits search`: the search, and the trainings from scratch beside it."""
     data = digits.load_split(settings.seed)
     with digits._one_thread():
-        oneshot, job = digits.make_search(settings, settings.seed, data)
+        oneshot, job = digits.make_search(settings, data)
         generator = torch.Generator().manual_seed(settings.seed)
         batches = digits.ShuffledBatches(data.train, settings.batch_size, generator)
         batch = next(iter(batches))
         warmup = time_calls(lambda: oneshot.train_step(batch))
         step = time_calls(lambda: oneshot.step(batch, batch))
         once = replace(settings, training_epochs=1)
-        random = digits.draw_random(replace(settings, epochs=3 * settings.training_epochs), settings.seed)
-        half = statistics.fmean(
-            digits.train(once, settings.seed, data, values, hold_out=True)["seconds"] for values in random
-        )
+        random = digits.draw_random(replace(settings, epochs=3 * settings.training_epochs))
+        half = statistics.fmean(digits.train(once, data, values, hold_out=True)["seconds"] for values in random)
     steps = settings.epochs * len(batches)
     judged = settings.epochs - settings.warmup_epochs
     searching = len(batches) * (settings.warmup_epochs * warmup.mean + judged * step.mean)
     # The random ones are trained on half of the images; the result, a handcrafted one and two random ones on all.
     training = settings.training_epochs * half * (settings.num_random + 4 * 2)
-    estimate = {**describe_space(nas.space_of(oneshot.model)), **count_parameters(oneshot.model)}
+    supernet = oneshot.supernet
+    estimate = {**describe_space(supernet.space), **count_parameters(supernet, supernet.num_parameters)}
     times = {"steps": steps, **step.estimate((searching + training) / step.mean)}
     return {**estimate, **times, **_sizes(job, job.device)}
 
@@ -119,12 +120,11 @@ def describe_space(space: Mapping[str, Variable]) -> Estimate:
     return {"variables": len(space), "architectures": math.prod(counts) if len(counts) == len(values) else None}
 
 
-def count_parameters(model: torch.nn.Module, count: Callable[..., float] = nas.parameters) -> Estimate:
+def count_parameters(supernet: Supernet, count: Callable[[Values], int]) -> Estimate:
     """Parameters of all weights, and of the networks of random architectures: smallest, median, largest."""
-    drawn = RandomSearch(nas.space_of(model), seed=0).ask(NUM_SAMPLES)
-    sizes = sorted(int(count(model, candidate.values)) for candidate in drawn)
+    sizes = sorted(count(candidate.values) for candidate in RandomSearch(supernet.space, seed=0).ask(NUM_SAMPLES))
     networks = {"smallest": sizes[0], "median": sizes[len(sizes) // 2], "largest": sizes[-1]}
-    return {"parameters": sum(p.numel() for p in model.parameters()), "networks": networks}
+    return {"parameters": sum(p.numel() for p in supernet.model.parameters()), "networks": networks}
 
 
 class Timing(NamedTuple):
