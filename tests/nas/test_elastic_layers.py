@@ -529,7 +529,7 @@ def test_what_cannot_work_is_said_when_the_layer_is_made(make, message):
 def test_a_wrong_width_is_told_with_the_path_of_the_layer():
     model = nn.Sequential(nas.Conv1d(3, width("a"), 3), nas.GroupNorm(1, width("b")))
     select(model, {"a": 3, "b": 4})
-    with pytest.raises(RuntimeError, match=r"^1 takes 'b' = 4 channels, but got 3"):
+    with pytest.raises(RuntimeError, match=r"^layer 1 takes 'b' = 4 channels, but got 3"):
         model(torch.zeros(1, 3, 8))
 
 
