@@ -423,9 +423,12 @@ def _check_class(kind: Any) -> None:
         )
     arguments = signature(layer).parameters
     if unknown := [name for name in kind.elastic if name not in arguments]:
+        cure = ""
+        if any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values()):
+            cure = f"; let torch_layer be a class of yours that derives from {layer.__name__} and names its arguments"
         raise TypeError(
             f"elastic of {kind.__name__} names {', '.join(map(repr, unknown))}, but the arguments of "
-            f"{layer.__name__} are {', '.join(arguments)}"
+            f"{layer.__name__} are {', '.join(arguments)}{cure}"
         )
 
 
