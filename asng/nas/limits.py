@@ -16,6 +16,7 @@ from asng._untrusted import shorten
 from asng._violations import FEASIBLE, Violation
 from asng.nas import _distributed
 from asng.nas._candidates import FAILURES
+from asng.nas._checks import check_arguments
 from asng.nas._devices import find_device
 from asng.nas._extract import StaticBuild
 from asng.nas._measures import StaticMeasure, device_name, measure_static
@@ -42,7 +43,7 @@ class Limit:
         name: The name in messages; by default that of the measure.
 
     Raises:
-        ValueError: The measure cannot be called, its `fingerprint` or the name is no text, or a bound is no finite
+        ValueError: The measure cannot be called so, its `fingerprint` or the name is no text, or a bound is no finite
             number, is missing, or is on the wrong side of the other.
 
     >>> from asng.nas import parameters
@@ -63,6 +64,7 @@ class Limit:
         if isinstance(self.measure, type):
             kind = self.measure.__name__
             raise ValueError(f"a limit needs a measure, got the class {kind}; make one, such as {kind}(example_input)")
+        check_arguments(self.measure, "measure", "model", "values")
         if not isinstance(self.name, (str, type(None))):
             raise ValueError(f"the name of a limit must be text, got {self.name!r}")
         if not self.name:

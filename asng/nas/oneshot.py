@@ -235,7 +235,7 @@ class OneShot:
         candidates = self.arch_optimizer.ask() if valid_batches else []
         violations = [self.costs.violation(candidate.values) for candidate in candidates]
         feasible = [c.values for c, violation in zip(candidates, violations, strict=True) if violation == FEASIBLE]
-        with self.supernet.preserve_selection():
+        with self.supernet.preserve_selection(), without_fast_path():  # frozen parts and judges may be in eval()
             trained, judged = self._run_candidates(drawn, train_batches, feasible, valid_batches, len(candidates))
         of_feasible = iter(judged)
         valid = [next(of_feasible) if violation == FEASIBLE else None for violation in violations]
@@ -296,7 +296,7 @@ class OneShot:
         """The outcomes of the candidates of this process."""
         outcomes: list[Outcome | None] = [None] * len(candidates)
         part, fraction = self._groups.take(batch)
-        with torch.no_grad(), self._groups.sync, without_fast_path():  # a judge may call eval()
+        with torch.no_grad(), self._groups.sync:
             for index in self._groups.shard(len(candidates)):
                 outcome = self._failures.attempt(self._run_judge, candidates[index], part)
                 outcomes[index] = FAILED if outcome is None else outcome._replace(weight=fraction)

@@ -19,7 +19,7 @@ from asng._html import decisions_table, element, notebook, rows_table
 from asng._untrusted import shorten
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
-from asng.nas._saving import decision_rows, format_rounded, format_table, history_rows, save_result
+from asng.nas._saving import MAX_EPOCHS, decision_rows, format_rounded, format_table, history_rows, save_result
 from asng.nas.limits import format_bounds
 from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
@@ -156,13 +156,20 @@ class SearchResult:
         largest = sharpest_distribution(self.arch_optimizer.space, self.values)
         decisions = format_table(decision_rows(self.arch_optimizer, self.values, self.inactive, largest))
         history = [format_table(history_rows(self.history))] if self.history else []
-        return "\n\n".join([decisions, self._summary(), *history])
+        return "\n\n".join([decisions, self._summary(), *history, *self._left_out()])
 
     def _repr_html_(self) -> str:
         """The decisions with the probabilities of their choices as bars, and the epochs, for notebooks."""
         decisions = decisions_table(self.values, describe_distribution(self.arch_optimizer), self.inactive, "")
         history = [rows_table(history_rows(self.history))] if self.history else []
-        return notebook(decisions, element("p", self._summary()), *history)
+        return notebook(
+            decisions, element("p", self._summary()), *history, *(element("p", x) for x in self._left_out())
+        )
+
+    def _left_out(self) -> list[str]:
+        """That the table of epochs is not whole, where it is not."""
+        epochs = len(self.history)
+        return [f"{MAX_EPOCHS} of {epochs} epochs; result.history has all"] if epochs > MAX_EPOCHS else []
 
     def _summary(self) -> str:
         feasible = "" if self.feasible else ", infeasible"
@@ -264,7 +271,7 @@ def top(oneshot: OneShot | SearchResult, k: int = 1) -> list[Architecture]:
     The mode of the distribution comes first: the most probable choices, and of integers the rounded mean, which may be
     less probable than a bound, since draws beyond it are clipped. With k = 1 and a mode that meets all limits this is
     cheap enough for every epoch. Otherwise a thousand candidates are drawn from a copy of the optimizer, ordered by the
-    probability of their values, and measured until k networks are feasible. Of several processes all have to call it:
+    probability of their networks, and measured until k networks are feasible. Of several processes all have to call it:
     rank 0 measures and broadcasts the costs.
 
     Args:
@@ -302,27 +309,33 @@ def top(oneshot: OneShot | SearchResult, k: int = 1) -> list[Architecture]:
 
 
 def _by_probability(oneshot: OneShot) -> Iterator[dict[str, Any]]:
-    """The most likely values, then those of candidates drawn from a copy of the optimizer, likely ones first."""
+    """The most likely values, then those of candidates drawn from a copy of the optimizer, likely networks first."""
     arch_optimizer = oneshot.arch_optimizer
     yield arch_optimizer.mode()
     distribution, space = arch_optimizer.distribution(), arch_optimizer.space
     drawn = {oneshot.supernet.key(c.values): c.values for c in copy.deepcopy(arch_optimizer).ask(DRAWS)}
-    yield from sorted(drawn.values(), key=lambda values: -probability(distribution, space, values))
+    by_values = sorted(drawn.values(), key=lambda values: -probability(distribution, space, values))
+    yield from sorted(by_values, key=lambda v: -probability(distribution, _active_space(oneshot, v), v))
 
 
 def architecture_of(oneshot: OneShot, values: dict[str, Any]) -> Architecture:
     """An architecture with its probability, feasibility and certainty."""
     arch_optimizer = oneshot.arch_optimizer
-    active = oneshot.supernet.active(values)
-    space = {name: variable for name, variable in arch_optimizer.space.items() if name in active}  # sums need an order
+    space = _active_space(oneshot, values)
     likely = probability(arch_optimizer.distribution(), space, values)
     return Architecture(
         values,
         likely,
         oneshot.is_feasible(values),
         _certainty_of(likely, arch_optimizer.space, space, values),
-        tuple(name for name in arch_optimizer.space if name not in active),
+        tuple(name for name in arch_optimizer.space if name not in space),
     )
+
+
+def _active_space(oneshot: OneShot, values: Values) -> dict[str, Variable]:
+    """The variables with an effect, in the order of the space: sums need one."""
+    active = oneshot.supernet.active(values)
+    return {name: variable for name, variable in oneshot.arch_optimizer.space.items() if name in active}
 
 
 def _certainty_of(
@@ -354,15 +367,22 @@ def sharpest_distribution(space: Mapping[str, Variable], values: Values) -> dict
 
 
 def warn_if_short(found: SearchResult, steps: int) -> None:
-    """Warn, at the line that called the caller, of a search that ended undecided: after few steps, or by noise."""
+    """Warn, at the line that called the caller, of a search that ended undecided: equal scores, few steps, or noise."""
     optimizer, space = found.arch_optimizer, found.arch_optimizer.space
     free = family_of(space).dimension
     if not found.feasible or isinstance(optimizer, RandomSearch) or not found.certainty < MIN_CERTAINTY:
         return
-    if steps < MIN_STEPS * free:
+    decisions = "1 decision such as this takes" if len(space) == 1 else f"{len(space)} decisions such as these take"
+    if steps and isinstance(optimizer, ASNG) and not optimizer.path.any():
+        warnings.warn(
+            f"the distribution has not moved: in each of {steps} steps all candidates had the same score; check that "
+            "the loss or the judge runs the model that it is given, and judge by larger batches",
+            stacklevel=3,
+        )
+    elif steps < MIN_STEPS * free:
         warnings.warn(
             f"the search was too short: its certainty is {found.certainty:.2f} of 1 after {steps} steps, and "
-            f"{len(space)} decisions such as these take at least {MIN_STEPS * free}; search for more epochs",
+            f"{decisions} at least {MIN_STEPS * free}; search for more epochs",
             stacklevel=3,
         )
     elif isinstance(optimizer, ASNG) and is_noise(optimizer.delta, steps, free):

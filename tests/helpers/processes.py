@@ -264,6 +264,15 @@ def step_halves(rank, folder):
     torch.save(result, Path(folder, f"rank{rank}.pt"))
 
 
+def step_with_capture(rank, folder):
+    """Two steps that are to be captured, and are not."""
+    model = Net()
+    weight_optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    oneshot = OneShot(model, ASNG(space_of(model), seed=0), weight_optimizer, cross_entropy, capture=True)
+    for train, valid in pairs(2):
+        oneshot.step(train, valid)
+
+
 def normed_net(norm):
     """A network with torch's and elastic norms, and without a kink, which would decide by rounding."""
     width = Width("width", [2, 4, 8])

@@ -129,11 +129,13 @@ def test_a_result_prints_its_epochs_of_many_ten_with_first_and_last():
     history = [{"epoch": number, "train_loss": 1 / number} for number in range(1, 101)]
     search = shallow()
     tables = repr(result(search, history)).split("\n\n")
-    header, *lines = tables[-1].splitlines()
+    header, *lines = tables[-2].splitlines()
     assert header == "epoch  train loss"
     assert (len(lines), lines[0].split(), lines[-1].split()) == (10, ["1", "1"], ["100", "0.01"])
-    assert repr(result(search)) == "\n\n".join(tables[:-1])
-    assert len(repr(result(search, history[:3])).split("\n\n")[-1].splitlines()) == 4
+    assert tables[-1] == "10 of 100 epochs; result.history has all"
+    assert f"<p>{tables[-1]}</p>" in result(search, history)._repr_html_()
+    assert repr(result(search)) == "\n\n".join(tables[:-2])
+    assert len(repr(result(search, history[:10])).split("\n\n")[-1].splitlines()) == 11
 
 
 # Searches that are too short -----------------------------------------------------------------------
@@ -144,6 +146,16 @@ def test_a_search_that_is_too_short_is_warned_of():
     with pytest.warns(UserWarning, match=message) as caught:
         run_search(epochs=1)
     assert caught[0].filename.endswith("searches.py")  # where search was called
+
+
+def test_a_search_whose_candidates_all_had_the_same_score_is_warned_of():
+    """More epochs would not help."""
+    message = (
+        "the distribution has not moved: in each of 5 steps all candidates had the same score; check that the loss"
+    )
+    with pytest.warns(UserWarning, match=message) as caught:
+        run_search(epochs=1, judge=lambda model, batch: (model(batch[0]), 0.5)[1])
+    assert len(caught) == 1
 
 
 @pytest.mark.filterwarnings("error:the search was too short")

@@ -303,6 +303,8 @@ def test_a_limit_needs_a_function():
         Limit(100, 100)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"got the class Flops; make one, such as Flops\(example_input\)"):
         Limit(Flops, 100)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^measure is called as measure\(model, values\), but takes \(values\)$"):
+        Limit(lambda values: values["depth"], 3)  # type: ignore[arg-type, misc]
 
 
 def test_a_fingerprint_is_text():

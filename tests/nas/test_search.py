@@ -132,6 +132,17 @@ def test_looking_at_the_most_likely_copies_and_changes_nothing(monkeypatch):
     assert oneshot.model[0].value == "nested"
 
 
+def test_top_orders_networks_by_their_probability_whatever_has_no_effect_in_them():
+    """Here each of the values of the plain network has a probability of 0.1, and all together one of 0.4."""
+    inner = OneOf("inner", [nn.Linear(4, 3) for _ in range(4)])
+    model = nn.Sequential(OneOf("outer", {"plain": nn.Linear(4, 3), "nested": inner}))
+    arch_optimizer = ASNG(space_of(model), initial={"outer": [0.4, 0.6]}, seed=0)
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mode, *others = top(OneShot(model, arch_optimizer, weight_optimizer, cross_entropy), 5)
+    assert (mode.values["outer"], others[0].values["outer"]) == ("nested", "plain")
+    assert [one.probability for one in others] == pytest.approx([0.4, 0.15, 0.15, 0.15])
+
+
 def test_top_lists_each_network_once_most_likely_first():
     oneshot = make_nested()([0.75, 0.25])
     plain, *others = top(oneshot, 3)

@@ -23,6 +23,7 @@ from tests.helpers.processes import (
     search_together,
     step_halves,
     step_oneshots,
+    step_with_capture,
     torchrun,
 )
 from tests.helpers.searches import Net, cross_entropy, small_search
@@ -50,6 +51,15 @@ def test_halves_of_steps_in_two_processes_are_those_of_one(tmp_path):
         assert (result["ranked"], result["front"]) == (mine["ranked"], mine["front"])
         torch.testing.assert_close(result["train"], mine["train"], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(result["weights"], mine["weights"], rtol=1e-9, atol=1e-9)
+
+
+def test_why_steps_are_not_captured_is_said_once_by_one_process(tmp_path):
+    members = crowd(step_with_capture, tmp_path)
+    assert [exit_code_of(member) for member in members] == [0, 0]
+    said = [
+        (tmp_path / f"stderr{rank}.txt").read_text().count("but runs as usual: the weights are on") for rank in (0, 1)
+    ]
+    assert said == [1, 0]
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,9 @@ def test_wrong_calls_name_the_value_and_the_cure(call, message):
 
 
 def test_a_batch_that_is_not_unpacked_is_told_by_the_layer():
-    with pytest.raises(TypeError, match=r"^0 takes a tensor, but got a tuple; is the batch unpacked before the model"):
+    with pytest.raises(
+        TypeError, match=r"^layer 0 takes a tensor, but got a tuple; is the batch unpacked before the model"
+    ):
         make_oneshot().train_step((BATCHES[0], BATCHES[0]))
 
 

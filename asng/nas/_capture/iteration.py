@@ -117,7 +117,8 @@ class Iteration:
             except torch.OutOfMemoryError:
                 raise
             except Exception as other:  # also where a layer without masks gives less than those with masks take
-                raise Refused(f"{error}; with masks for widths, {first_line(other)}") from None
+                reason = first_line(other)
+                raise Refused(f"{error}; with masks for widths, {reason}" if reason != str(error) else reason) from None
 
     def _discover_all(self) -> None:
         while not self._discover():

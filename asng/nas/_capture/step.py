@@ -145,7 +145,9 @@ class CapturedStep:
         self._warn(reason)
 
     def _warn(self, reason: str) -> None:
-        """Warn at the line of the user's program, which called `step` or `nas.search`."""
+        """Warn, of several processes in one, at the line of the user's program, which called `step` or `nas.search`."""
+        if not _distributed.is_rank0():
+            return
         frame, level = sys._getframe(), 1
         while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "asng":
             frame, level = frame.f_back, level + 1

@@ -359,17 +359,17 @@ class ElasticLayer(Searchable):
         kind: Any = type(self)
         if has_own_forward(kind):
             raise ValueError(
-                f"{path_of(self)} is a {kind.__name__} with a forward() of its own, which the static layer would "
+                f"{name_of(self)} is a {kind.__name__} with a forward() of its own, which the static layer would "
                 "not have; give it a build_static() of its own, too"
             )
         if self._any_size is None:
             if in_channels is not None:
                 raise ValueError(
-                    f"the input size of {path_of(self)} follows its decisions; leave out in_channels={in_channels}"
+                    f"the input size of {name_of(self)} follows its decisions; leave out in_channels={in_channels}"
                 )
         elif in_channels is None or not 1 <= in_channels <= self._any_size.max:
             raise ValueError(
-                f"{path_of(self)} takes any number of channels up to {self._any_size.max}, got "
+                f"{name_of(self)} takes any number of channels up to {self._any_size.max}, got "
                 f"in_channels={in_channels}; say how many by layer.build_static(in_channels=...) in the "
                 "build_static() of the module that holds it"
             )
@@ -389,12 +389,12 @@ class ElasticLayer(Searchable):
         """
         if not isinstance(x, Tensor):
             raise TypeError(
-                f"{path_of(self)} takes a tensor, but got a {type(x).__name__}; is the batch unpacked before the model "
+                f"{name_of(self)} takes a tensor, but got a {type(x).__name__}; is the batch unpacked before the model "
                 "is called?"
             )
         if x.is_nested:
             raise RuntimeError(
-                f"{path_of(self)} got a nested tensor, as nn.TransformerEncoder makes it in evaluation mode; set "
+                f"{name_of(self)} got a nested tensor, as nn.TransformerEncoder makes it in evaluation mode; set "
                 "use_nested_tensor = False on the encoder"
             )
         if -x.dim() <= axis < x.dim():  # otherwise torch says what is wrong
@@ -404,7 +404,7 @@ class ElasticLayer(Searchable):
             if got != size():
                 expected = size() if not size.decisions else f"{size} = {size()}"
                 up_to = "up to " if isinstance(size, AnySize) else ""
-                raise RuntimeError(f"{path_of(self)} takes {up_to}{expected} {unit}, but got {got}")
+                raise RuntimeError(f"{name_of(self)} takes {up_to}{expected} {unit}, but got {got}")
 
 
 @cache
@@ -423,9 +423,12 @@ def _check_class(kind: Any) -> None:
         )
     arguments = signature(layer).parameters
     if unknown := [name for name in kind.elastic if name not in arguments]:
+        cure = ""
+        if any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values()):
+            cure = f"; let torch_layer be a class of yours that derives from {layer.__name__} and names its arguments"
         raise TypeError(
             f"elastic of {kind.__name__} names {', '.join(map(repr, unknown))}, but the arguments of "
-            f"{layer.__name__} are {', '.join(arguments)}"
+            f"{layer.__name__} are {', '.join(arguments)}{cure}"
         )
 
 
@@ -436,8 +439,8 @@ def _fixed_names(kind: Any) -> list[str]:
     return [name for name in names if name not in (*kind.elastic, "device", "dtype") and not name.startswith("_")]
 
 
-def path_of(layer: nn.Module) -> str:
-    """The path of a layer in the model that is extracted or, for its own calls, in the outermost one; else its class.
+def name_of(layer: nn.Module) -> str:
+    """A layer by its path in the model that is extracted or, for its own calls, in the outermost one; else by class.
 
     A module does not know where it is, but when it raises an error, the calls of the modules around it are on the
     stack. So nothing has to be written into layers beforehand.
@@ -450,7 +453,7 @@ def path_of(layer: nn.Module) -> str:
         if isinstance(caller, nn.Module):
             path = next((path for path, module in caller.named_modules() if module is layer), path)
         frame = frame.f_back
-    return path or type(layer).__name__
+    return f"layer {path}" if path else type(layer).__name__
 
 
 def trim(tensor: Tensor | None, *sizes: int) -> Tensor | None:

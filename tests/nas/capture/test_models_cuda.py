@@ -288,6 +288,43 @@ def test_a_converted_resnet_that_writes_in_place_runs_as_usual(device):
     assert_runs_as_usual(model.to(device), data, r"in-place.*leave out inplace=True.*ReLU")
 
 
+class PaddedEncoder(nn.Module):
+    """An encoder of torch with a padding mask; in evaluation mode and without gradients it makes nested tensors."""
+
+    def __init__(self, searched):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 4, 16, dropout=0.0, batch_first=True)
+        self.stem, self.encoder, self.head = nn.Linear(3, 8), nn.TransformerEncoder(layer, 2), nn.Linear(8, 3)
+        for at, layer in enumerate(self.encoder.layers):
+            if searched == "heads":
+                layer.self_attn = nas.MultiheadAttention.from_torch(layer.self_attn, num_heads=Width("heads", [2, 4]))
+            elif searched == "hidden":
+                hidden = Width(f"hidden{at}", [4, 16])
+                layer.linear1 = nas.Linear.from_torch(layer.linear1, out_features=hidden)
+                layer.linear2 = nas.Linear.from_torch(layer.linear2, in_features=hidden)
+        if searched == "depth":
+            self.encoder.layers = Repeat("depth", self.encoder.layers)
+
+    def forward(self, x, is_padding):
+        x = self.encoder(self.stem(x), src_key_padding_mask=is_padding)
+        return self.head(x.masked_fill(is_padding[..., None], 0).mean(1))
+
+
+@pytest.mark.parametrize("searched", ["heads", "hidden", "depth"])
+def test_an_encoder_with_padding_is_captured_with_a_judge_in_evaluation_mode(searched, device):
+    def judge(model, batch):
+        return error_of(model.eval(), batch)
+
+    def pad(batch):
+        x, labels = batch
+        lengths = torch.randint(1, 6, (4, 1), generator=generator).to(device)
+        return x, torch.arange(5, device=device) >= lengths, labels
+
+    generator = torch.Generator().manual_seed(2)
+    data = [tuple(map(pad, pair)) for pair in draw_pairs((4, 5, 3), device, n=4)]
+    assert_captured_equals_plain(PaddedEncoder(searched).to(device), data, judge=judge)
+
+
 # Judges, batches, optimizers -----------------------------------------------------------------------
 
 

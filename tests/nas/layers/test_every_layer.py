@@ -164,6 +164,36 @@ def test_an_own_layer_says_its_slices_and_torch_computes_with_them(bias, a, b):
     assert (static.input_size, static.hidden_size, static.bias) == (a, b, bias)
 
 
+class NamedGRU(nn.GRU):
+    """The constructor of torch's takes any arguments."""
+
+    def __init__(self, input_size, hidden_size, num_layers=1):
+        super().__init__(input_size, hidden_size, num_layers=num_layers)
+
+
+class GRU(nas.ElasticLayer, NamedGRU):  # type: ignore[misc]  # both have a check_input
+    torch_layer, elastic = NamedGRU, ("input_size", "hidden_size")
+
+    def active_tensors(self) -> dict[str, Tensor | None]:
+        inputs, hidden = self.sizes["input_size"](), self.sizes["hidden_size"]()
+
+        def part(name: str, tensor: Tensor) -> Tensor:
+            rows = tensor.unflatten(0, (3, -1))[:, :hidden].flatten(0, 1)
+            return rows if tensor.ndim == 1 else rows[:, : inputs if name == "weight_ih_l0" else hidden]
+
+        return {name: part(name, tensor) for name, tensor in self.named_parameters()}
+
+
+def test_a_recurrent_layer_is_elastic_by_a_class_that_names_its_arguments():
+    layer = GRU(width("a"), width("b"), num_layers=2).double()
+    select(layer, {"a": 3, "b": 2})
+    static: Any = assert_like_its_static_layer(layer, torch.randn(4, 2, 3, dtype=torch.double))
+    assert (static.input_size, static.hidden_size, static.num_layers) == (3, 2, 2)
+    unnamed = type("Unnamed", (nas.ElasticLayer, nn.GRU), {**vars(GRU), "torch_layer": nn.GRU})
+    with pytest.raises(TypeError, match=r"the arguments of GRU are args, kwargs; let torch_layer be a class of yours"):
+        unnamed(3, 2)
+
+
 def test_statistics_of_an_own_layer_reach_the_layer():
     class Norm(nas.ElasticLayer, nn.BatchNorm1d):
         torch_layer, elastic = nn.BatchNorm1d, ("num_features",)
@@ -263,7 +293,7 @@ def test_what_cannot_work_is_said_when_the_layer_is_made(make, message):
 def test_a_wrong_width_is_told_with_the_path_of_the_layer():
     model = nn.Sequential(nas.Conv1d(3, width("a"), 3), nas.GroupNorm(1, width("b")))
     select(model, {"a": 3, "b": 4})
-    with pytest.raises(RuntimeError, match=r"^1 takes 'b' = 4 channels, but got 3"):
+    with pytest.raises(RuntimeError, match=r"^layer 1 takes 'b' = 4 channels, but got 3"):
         model(torch.zeros(1, 3, 8))
 
 

@@ -213,7 +213,7 @@ def test_a_mismatch_names_the_layer_by_its_path(twin):
     x = torch.randn(1, 3, 8, 8)
     with pytest.raises(RuntimeError) as error:
         model(x)
-    assert str(error.value) == "body.conv2 takes 2 * 'b' = 32 channels, but got 48"
+    assert str(error.value) == "layer body.conv2 takes 2 * 'b' = 32 channels, but got 48"
     select(model, {"a": 32, "b": 16})
     assert model(x).shape == (1, 8, 4, 4)
     with pytest.raises(RuntimeError, match=r"^BatchNorm2d takes 8 channels, but got 5$"):  # called by itself

@@ -222,6 +222,29 @@ def test_an_encoder_of_torch_with_padding_is_scored_as_it_is_extracted(searched)
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+def test_a_frozen_encoder_in_evaluation_mode_is_searched():
+    """Its training passes have no gradients inside, so torch would make nested tensors there, too."""
+    torch.manual_seed(0)
+    encoder: Any = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 4, 16, batch_first=True), 1).requires_grad_(
+        False
+    )
+    (layer,) = encoder.layers
+    layer.self_attn = nas.MultiheadAttention.from_torch(layer.self_attn, num_heads=nas.Width("w", [2, 4]))
+    model = nn.ModuleDict({"encoder": encoder.requires_grad_(False), "head": nn.Linear(8, 1)})
+    padding = torch.tensor([[False] * 3, [False, False, True]])
+
+    def loss_fn(model, batch):
+        return model["head"](model["encoder"](batch, src_key_padding_mask=padding)[:, 0]).square().mean()
+
+    weight_optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    oneshot = nas.OneShot(model, ASNG(nas.space_of(model), seed=0), weight_optimizer, loss_fn)
+    encoder.eval()
+    step = oneshot.step(torch.randn(2, 3, 8), torch.randn(2, 3, 8))
+    assert len(step.train_losses) == len(step.scores) == 2
+    assert not encoder.training
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 @pytest.mark.usefixtures("nothing_compiled")
 def test_compiled_attention_computes_the_same_in_one_graph():
     attention = nas.MultiheadAttention(width("a", 2, 8) * 2, width("a", 2, 8), batch_first=True)
