@@ -377,7 +377,7 @@ def warn_if_short(found: SearchResult, steps: int) -> None:
     if not found.feasible or isinstance(optimizer, RandomSearch) or not found.certainty < MIN_CERTAINTY:
         return
     decisions = "1 decision such as this takes" if len(space) == 1 else f"{len(space)} decisions such as these take"
-    if steps and isinstance(optimizer, ASNG) and not optimizer.path.any():
+    if steps >= MIN_STEPS and isinstance(optimizer, ASNG) and not optimizer.path.any():
         warnings.warn(
             f"the distribution has not moved: in each of {steps} steps all candidates had the same score; check that "
             "the loss or the judge runs the model that it is given, and judge by larger batches",
