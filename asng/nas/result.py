@@ -271,7 +271,7 @@ def top(oneshot: OneShot | SearchResult, k: int = 1) -> list[Architecture]:
     The mode of the distribution comes first: the most probable choices, and of integers the rounded mean, which may be
     less probable than a bound, since draws beyond it are clipped. With k = 1 and a mode that meets all limits this is
     cheap enough for every epoch. Otherwise a thousand candidates are drawn from a copy of the optimizer, ordered by the
-    probability of their networks, and measured until k networks are feasible. Of several processes all have to call it:
+    probability of their values, and measured until k networks are feasible. Of several processes all have to call it:
     rank 0 measures and broadcasts the costs.
 
     Args:
@@ -304,38 +304,33 @@ def top(oneshot: OneShot | SearchResult, k: int = 1) -> list[Architecture]:
             found.setdefault(supernet.network_key(values), values)
         if len(found) == k:
             break
-    nearest = oneshot.costs.nearest() or oneshot.arch_optimizer.mode()
-    return [architecture_of(oneshot, values) for values in found.values() or [nearest]]
+    mode = oneshot.arch_optimizer.mode()
+    architectures = [architecture_of(oneshot, values) for values in found.values() or [oneshot.costs.nearest() or mode]]
+    return sorted(architectures, key=lambda one: (one.values != mode, -one.probability))
 
 
 def _by_probability(oneshot: OneShot) -> Iterator[dict[str, Any]]:
-    """The most likely values, then those of candidates drawn from a copy of the optimizer, likely networks first."""
+    """The most likely values, then those of candidates drawn from a copy of the optimizer, likely ones first."""
     arch_optimizer = oneshot.arch_optimizer
     yield arch_optimizer.mode()
     distribution, space = arch_optimizer.distribution(), arch_optimizer.space
     drawn = {oneshot.supernet.key(c.values): c.values for c in copy.deepcopy(arch_optimizer).ask(DRAWS)}
-    by_values = sorted(drawn.values(), key=lambda values: -probability(distribution, space, values))
-    yield from sorted(by_values, key=lambda v: -probability(distribution, _active_space(oneshot, v), v))
+    yield from sorted(drawn.values(), key=lambda values: -probability(distribution, space, values))
 
 
 def architecture_of(oneshot: OneShot, values: dict[str, Any]) -> Architecture:
     """An architecture with its probability, feasibility and certainty."""
     arch_optimizer = oneshot.arch_optimizer
-    space = _active_space(oneshot, values)
+    active = oneshot.supernet.active(values)
+    space = {name: variable for name, variable in arch_optimizer.space.items() if name in active}  # sums need an order
     likely = probability(arch_optimizer.distribution(), space, values)
     return Architecture(
         values,
         likely,
         oneshot.is_feasible(values),
         _certainty_of(likely, arch_optimizer.space, space, values),
-        tuple(name for name in arch_optimizer.space if name not in space),
+        tuple(name for name in arch_optimizer.space if name not in active),
     )
-
-
-def _active_space(oneshot: OneShot, values: Values) -> dict[str, Variable]:
-    """The variables with an effect, in the order of the space: sums need one."""
-    active = oneshot.supernet.active(values)
-    return {name: variable for name, variable in oneshot.arch_optimizer.space.items() if name in active}
 
 
 def _certainty_of(
@@ -373,7 +368,7 @@ def warn_if_short(found: SearchResult, steps: int) -> None:
     if not found.feasible or isinstance(optimizer, RandomSearch) or not found.certainty < MIN_CERTAINTY:
         return
     decisions = "1 decision such as this takes" if len(space) == 1 else f"{len(space)} decisions such as these take"
-    if steps and isinstance(optimizer, ASNG) and not optimizer.path.any():
+    if steps >= MIN_STEPS and isinstance(optimizer, ASNG) and not optimizer.path.any():
         warnings.warn(
             f"the distribution has not moved: in each of {steps} steps all candidates had the same score; check that "
             "the loss or the judge runs the model that it is given, and judge by larger batches",

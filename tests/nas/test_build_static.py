@@ -356,7 +356,7 @@ def test_a_layer_with_a_forward_of_its_own_needs_a_build_static_too():
             plain.weight, plain.bias = nn.Parameter(2 * weight), nn.Parameter(torch.zeros(len(weight)))
             return plain
 
-    message = r"^0 is a Scaled with a forward\(\) of its own, which the static layer would not have; give it a "
+    message = r"^layer 0 is a Scaled with a forward\(\) of its own, which the static layer would not have; give it a "
     with pytest.raises(ValueError, match=message):
         extract(nn.Sequential(Scaled(3, Width("w", 2, 4))), {"w": 2})
     model = nn.Sequential(Finished(3, Width("w", 2, 4), bias=False))

@@ -121,6 +121,7 @@ def test_a_plateau_in_steps_sees_each_score_that_there_is():
     assert 0 < len(judged) < len(scores) - len(found.history)  # in some steps there was nothing to judge
 
 
+@pytest.mark.filterwarnings("ignore:the distribution has not moved")
 def test_a_plateau_in_epochs_sees_the_mean_score_of_a_judge():
     model = Net()
     weights = torch.optim.SGD(model.parameters(), 0.1)
