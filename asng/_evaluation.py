@@ -18,6 +18,7 @@ Values = dict[str, Any]
 TrialT = TypeVar("TrialT", bound=Hashable)
 MAX_TEXT = 200  # characters of an error
 MIN_POLL, MAX_POLL = 0.01, 3600.0  # seconds between two looks at running evaluations
+UNKNOWN_FUNCTION = "its processes end before they call the function, which must be in a file that they can import"
 MAX_START = 120.0  # seconds that a process may take to start and import the function, besides the timeout
 
 
@@ -118,7 +119,8 @@ class InExecutor(Evaluator[TrialT]):
 
     The time of an evaluation counts from when it is seen running. Where an executor does not say what runs, it counts
     from the last end of any evaluation, and only the oldest one is given up. A pool of processes calls running what
-    waits for a process to start, so its processes leave a file when they begin an evaluation.
+    waits for a process to start, so its processes leave a file when they begin an evaluation. Without any such file
+    they cannot load the function.
     """
 
     def __init__(self, f: Callable[[Values], Any], executor: Executor, *, slots: int, timeout: float) -> None:
@@ -133,8 +135,10 @@ class InExecutor(Evaluator[TrialT]):
         self._last_sign = time.monotonic()  # of life: when an evaluation ended
         self._replaced = False
         self._lost: ExecutorLost | None = None
-        is_limited = timeout < math.inf and _is_process_pool(executor)
-        self._signs = TemporaryDirectory(prefix="asng-") if is_limited else None
+        self._signs = None
+        if _is_process_pool(executor):
+            _check_picklable(f)
+            self._signs = TemporaryDirectory(prefix="asng-")
         self._sign_names = map(str, count())
 
     def has_room(self) -> bool:
@@ -195,7 +199,8 @@ class InExecutor(Evaluator[TrialT]):
 
     def _collect(self) -> list[tuple[TrialT, CallResult]]:
         """The outcomes of evaluations that ended; those that went down with a broken executor become suspects."""
-        done, broken = [], None
+        done: list[tuple[TrialT, CallResult]] = []
+        broken: Exception | None = None
         for future in [future for future in self._flights if future.done()]:
             try:
                 error = future.exception()
@@ -209,11 +214,13 @@ class InExecutor(Evaluator[TrialT]):
         if broken is not None:
             lost = list(self._flights.values())
             self._flights.clear()
+            self._replace_executor(broken)
             if self._isolating:
+                if self._signs is not None and not any(Path(self._signs.name).iterdir()):
+                    broken = self._lost = ExecutorLost(UNKNOWN_FUNCTION)
                 done += [(flight.trial, failure(broken)) for flight in lost]
             else:
                 self._suspects.extend(lost)
-            self._replace_executor(broken)
         return done
 
     def _time_out(self) -> list[tuple[TrialT, CallResult]]:
@@ -263,6 +270,18 @@ class InExecutor(Evaluator[TrialT]):
             max_tasks_per_child=old._max_tasks_per_child,
         )
         self._replaced = True
+
+
+def _check_picklable(f: Callable[[Values], Any]) -> None:
+    from multiprocessing.reduction import ForkingPickler
+
+    try:
+        ForkingPickler.dumps(f)
+    except Exception as error:  # of several kinds
+        raise ValueError(
+            f"processes cannot be sent this function ({error}): define it at the top level of a file, not as a lambda "
+            "or inside of another function, or use a ThreadPoolExecutor"
+        ) from error
 
 
 def _leave_sign_and_call(sign: Path, f: Callable[[Values], Any], values: Values) -> Any:

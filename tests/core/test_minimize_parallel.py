@@ -3,8 +3,10 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
+import types
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -322,8 +324,24 @@ def test_the_start_of_a_process_takes_nothing_from_the_timeout(method, tmp_path)
     assert [evaluation.error for evaluation in result.history if evaluation.error] == ["no result within 1 seconds"]
 
 
+@pytest.mark.parametrize("f", [lambda values: 0, partial(loss, threading.Lock())], ids=["a lambda", "a lock"])
+def test_a_function_that_cannot_be_pickled_is_refused_at_once(f):
+    with (
+        ProcessPoolExecutor(1) as pool,
+        pytest.raises(ValueError, match=r"[Pp]ickle .*: define it at the top level of a file, .*ThreadPoolExecutor"),
+    ):
+        minimize(f, WIDE, evaluations=100, executor=pool)
+
+
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:evaluation")
-def test_a_function_that_cannot_be_pickled_is_given_up_soon(executor):
-    with pytest.raises(EvaluationError, match=r"none of 3\d .*[Pp]ickl"):
-        minimize(lambda values: 0, WIDE, evaluations=10_000, population_size=6, executor=executor)
+@pytest.mark.filterwarnings("ignore:evaluation 1 ")
+def test_a_function_that_processes_cannot_import_costs_one_evaluation(executor, monkeypatch):
+    """As one that was typed into a prompt: it can be pickled here, by its name, and not be loaded there."""
+    module = types.ModuleType("typed")
+    exec("def f(values): return 0", vars(module))
+    monkeypatch.setitem(sys.modules, "typed", module)
+    with (
+        pytest.warns(UserWarning, match="minimize ends early, .* must be in a file that they can import"),
+        pytest.raises(EvaluationError, match="none of 1 evaluations"),
+    ):
+        minimize(module.f, WIDE, evaluations=100, executor=executor)
