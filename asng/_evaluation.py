@@ -1,6 +1,7 @@
 """Evaluations of a black box, in this process or by an executor. A failure is an outcome, not an exception."""
 
 import math
+import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Set
@@ -286,7 +287,14 @@ def _check_picklable(f: Callable[[Values], Any]) -> None:
 
 def _leave_sign_and_call(sign: Path, f: Callable[[Values], Any], values: Values) -> Any:
     sign.touch()
-    return f(values)
+    try:
+        return f(values)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # the pool would break where it is read, as by those with several required arguments
+            raise RuntimeError(failure(error).error) from None
+        raise
 
 
 def _is_process_pool(executor: Executor) -> bool:

@@ -299,6 +299,27 @@ def test_values_that_kill_processes_cost_one_evaluation_each(executor):
     assert {evaluation.error[:17] for evaluation in deadly} == {"BrokenProcessPool"}
 
 
+class TwoArgumentsError(Exception):
+    """As many are: pickle makes it again of its one argument, and fails."""
+
+    def __init__(self, text, code):
+        super().__init__(f"{text} {code}")
+
+
+def fail_at_large(values):
+    if values["n"] > 0:
+        raise TwoArgumentsError("code", 3)
+    return loss(values)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:evaluation")
+def test_an_exception_that_cannot_be_unpickled_keeps_its_text(executor):
+    result = minimize(fail_at_large, WIDE, evaluations=20, executor=executor, seed=0)
+    assert {e.error for e in result.history if e.values["n"] > 0} == {"RuntimeError: TwoArgumentsError: code 3"}
+    assert not any(e.error for e in result.history if e.values["n"] <= 0)
+
+
 @pytest.mark.slow
 def test_a_hanging_process_is_killed_after_the_timeout(executor, tmp_path):
     f = partial(hang_once, folder=tmp_path)
