@@ -19,6 +19,7 @@ Values = dict[str, Any]
 TrialT = TypeVar("TrialT", bound=Hashable)
 MAX_TEXT = 200  # characters of an error
 MIN_POLL, MAX_POLL = 0.01, 3600.0  # seconds between two looks at running evaluations
+KILLED = "KilledWorker"  # Dask's error for what was on a worker that died, time and again, whoever killed it
 UNKNOWN_FUNCTION = "its processes end before they call the function, which must be in a file that they can import"
 MAX_START = 120.0  # seconds that a process may take to start and import the function, besides the timeout
 
@@ -116,7 +117,8 @@ class InExecutor(Evaluator[TrialT]):
     """Evaluations in an executor, one per worker at a time, or `slots` where the executor does not tell its workers.
 
     A dead worker breaks a pool of processes and everything in flight with it. The pool is made again, and the
-    evaluations in flight are repeated one at a time, so that only the one that breaks the new pool, too, fails.
+    evaluations in flight are repeated one at a time, so that only the one that breaks the new pool, too, fails. So are
+    those that a Dask cluster gives up, since one that only waited on a worker that died may be among them.
 
     The time of an evaluation counts from when it is seen running. Where an executor does not say what runs, it counts
     from the last end of any evaluation, and only the oldest one is given up. A pool of processes calls running what
@@ -134,7 +136,7 @@ class InExecutor(Evaluator[TrialT]):
         self._hung: list[Future[Any]] = []  # given up, but each still occupies a worker
         self._isolating = False
         self._last_sign = time.monotonic()  # of life: when an evaluation ended
-        self._replaced = False
+        self._has_taken = self._replaced = False
         self._lost: ExecutorLost | None = None
         self._signs = None
         if _is_process_pool(executor):
@@ -193,8 +195,11 @@ class InExecutor(Evaluator[TrialT]):
         except RuntimeError as error:  # it was shut down
             raise ExecutorLost(str(error)) from error
         except Exception as error:  # some executors serialize at once
+            if not self._has_taken:
+                raise ValueError(f"the executor does not take this function: {failure(error).error}") from error
             self._done.append((flight.trial, failure(error)))
             return
+        self._has_taken = True
         flight.submitted, flight.started = time.monotonic(), None
         self._flights[future] = flight
 
@@ -207,6 +212,9 @@ class InExecutor(Evaluator[TrialT]):
                 error = future.exception()
                 if isinstance(error, BrokenExecutor):
                     broken = error
+                    continue
+                if type(error).__name__ == KILLED and not self._isolating:
+                    self._suspects.append(self._flights.pop(future))
                     continue
                 outcome = to_call_result(future.result()) if error is None else failure(error)
             except CancelledError as error:
