@@ -58,7 +58,8 @@ class ASNGSampler(BaseSampler):
 
     Args:
         population_size: Trials compared at a time; by default 4 + floor(3 ln n) for n parameters.
-        noisy: Whether the objective may have another value for the same parameters.
+        noisy: Whether the objective may have another value for the same parameters: numbers take shorter steps, and
+            values that were tried before may be tried again.
         independent_sampler: Samples parameters that no finished trial has; by default they are drawn uniformly.
         seed: Of all draws; None for a random one. Processes on one storage may have the same.
 
