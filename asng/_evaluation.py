@@ -1,6 +1,7 @@
 """Evaluations of a black box, in this process or by an executor. A failure is an outcome, not an exception."""
 
 import math
+import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Set
@@ -18,6 +19,8 @@ Values = dict[str, Any]
 TrialT = TypeVar("TrialT", bound=Hashable)
 MAX_TEXT = 200  # characters of an error
 MIN_POLL, MAX_POLL = 0.01, 3600.0  # seconds between two looks at running evaluations
+KILLED = "KilledWorker"  # Dask's error for what was on a worker that died, time and again, whoever killed it
+UNKNOWN_FUNCTION = "its processes end before they call the function, which must be in a file that they can import"
 MAX_START = 120.0  # seconds that a process may take to start and import the function, besides the timeout
 
 
@@ -114,11 +117,13 @@ class InExecutor(Evaluator[TrialT]):
     """Evaluations in an executor, one per worker at a time, or `slots` where the executor does not tell its workers.
 
     A dead worker breaks a pool of processes and everything in flight with it. The pool is made again, and the
-    evaluations in flight are repeated one at a time, so that only the one that breaks the new pool, too, fails.
+    evaluations in flight are repeated one at a time, so that only the one that breaks the new pool, too, fails. So are
+    those that a Dask cluster gives up, since one that only waited on a worker that died may be among them.
 
     The time of an evaluation counts from when it is seen running. Where an executor does not say what runs, it counts
     from the last end of any evaluation, and only the oldest one is given up. A pool of processes calls running what
-    waits for a process to start, so its processes leave a file when they begin an evaluation.
+    waits for a process to start, so its processes leave a file when they begin an evaluation. Without any such file
+    they cannot load the function.
     """
 
     def __init__(self, f: Callable[[Values], Any], executor: Executor, *, slots: int, timeout: float) -> None:
@@ -131,10 +136,12 @@ class InExecutor(Evaluator[TrialT]):
         self._hung: list[Future[Any]] = []  # given up, but each still occupies a worker
         self._isolating = False
         self._last_sign = time.monotonic()  # of life: when an evaluation ended
-        self._replaced = False
+        self._has_taken = self._replaced = False
         self._lost: ExecutorLost | None = None
-        is_limited = timeout < math.inf and _is_process_pool(executor)
-        self._signs = TemporaryDirectory(prefix="asng-") if is_limited else None
+        self._signs = None
+        if _is_process_pool(executor):
+            _check_picklable(f)
+            self._signs = TemporaryDirectory(prefix="asng-")
         self._sign_names = map(str, count())
 
     def has_room(self) -> bool:
@@ -188,19 +195,26 @@ class InExecutor(Evaluator[TrialT]):
         except RuntimeError as error:  # it was shut down
             raise ExecutorLost(str(error)) from error
         except Exception as error:  # some executors serialize at once
+            if not self._has_taken:
+                raise ValueError(f"the executor does not take this function: {failure(error).error}") from error
             self._done.append((flight.trial, failure(error)))
             return
+        self._has_taken = True
         flight.submitted, flight.started = time.monotonic(), None
         self._flights[future] = flight
 
     def _collect(self) -> list[tuple[TrialT, CallResult]]:
         """The outcomes of evaluations that ended; those that went down with a broken executor become suspects."""
-        done, broken = [], None
+        done: list[tuple[TrialT, CallResult]] = []
+        broken: Exception | None = None
         for future in [future for future in self._flights if future.done()]:
             try:
                 error = future.exception()
                 if isinstance(error, BrokenExecutor):
                     broken = error
+                    continue
+                if type(error).__name__ == KILLED and not self._isolating:
+                    self._suspects.append(self._flights.pop(future))
                     continue
                 outcome = to_call_result(future.result()) if error is None else failure(error)
             except CancelledError as error:
@@ -209,11 +223,13 @@ class InExecutor(Evaluator[TrialT]):
         if broken is not None:
             lost = list(self._flights.values())
             self._flights.clear()
+            self._replace_executor(broken)
             if self._isolating:
+                if self._signs is not None and not any(Path(self._signs.name).iterdir()):
+                    broken = self._lost = ExecutorLost(UNKNOWN_FUNCTION)
                 done += [(flight.trial, failure(broken)) for flight in lost]
             else:
                 self._suspects.extend(lost)
-            self._replace_executor(broken)
         return done
 
     def _time_out(self) -> list[tuple[TrialT, CallResult]]:
@@ -265,9 +281,28 @@ class InExecutor(Evaluator[TrialT]):
         self._replaced = True
 
 
+def _check_picklable(f: Callable[[Values], Any]) -> None:
+    from multiprocessing.reduction import ForkingPickler
+
+    try:
+        ForkingPickler.dumps(f)
+    except Exception as error:  # of several kinds
+        raise ValueError(
+            f"processes cannot be sent this function ({error}): define it at the top level of a file, not as a lambda "
+            "or inside of another function, or use a ThreadPoolExecutor"
+        ) from error
+
+
 def _leave_sign_and_call(sign: Path, f: Callable[[Values], Any], values: Values) -> Any:
     sign.touch()
-    return f(values)
+    try:
+        return f(values)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # the pool would break where it is read, as by those with several required arguments
+            raise RuntimeError(failure(error).error) from None
+        raise
 
 
 def _is_process_pool(executor: Executor) -> bool:

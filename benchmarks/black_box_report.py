@@ -86,7 +86,7 @@ def show_summary(rows: list[Row]) -> list[str]:
         seeds = max(map(len, group.values()))
         whole = {m: of for m, of in group.items() if of[0]["evaluations"] >= at and 2 * len(of) >= seeds}
         regrets = {m: [regret_at(row, at) for row in of] for m, of in whole.items()}
-        first = min(regrets.values(), key=np.median)
+        first = min(regrets.values(), key=np.median, default=[])
         for method, own in regrets.items():
             counts.setdefault(_kind(problem), {}).setdefault(method, []).append(not _is_higher(own, first))
     methods = [method for method in METHODS if any(method in of for of in counts.values())]

@@ -150,6 +150,14 @@ def test_shorter_runs_are_compared_at_as_many_evaluations(tmp_path):
     assert f"| onemax | 50 | **{early[1]:.3g}** [" in printed
 
 
+def test_runs_too_short_for_a_comparison_are_in_no_summary():
+    from black_box_report import show_summary
+
+    row = {"problem": "mixint f1", "method": "random", "seed": 0, "regret": 1.0, "steps": [[1, 1.0]]}
+    assert show_summary([row | {"evaluations": 400}]) == []
+    assert "| bbob-mixint | 1 of 1 |" in show_summary([row | {"evaluations": 1000}])[0]
+
+
 @pytest.mark.parametrize(
     ("kernels", "microseconds"),
     [([], 0), ([(0, 2), (3, 5)], 4), ([(3, 5), (0, 2), (1, 2.5), (4, 4.5)], 4.5), ([(0, 9), (1, 2), (8, 10)], 10)],

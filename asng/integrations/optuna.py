@@ -19,11 +19,11 @@ from asng._asktell import Candidate, Optimizer
 from asng._blackbox import elites_of
 from asng._checks import check_bool, check_int
 from asng._covariance import black_box_optimizer, default_population_size
-from asng._ragged import Array
 from asng.space import Categorical, Integer, Real, Variable
 
 KEY = "asng:x"  # the system attribute of a trial that holds the raw draws of numbers, before clipping and rounding
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
+MAX_DRAWS = 10  # for a trial, until its values are new
 
 
 class _Parameter(NamedTuple):
@@ -58,7 +58,8 @@ class ASNGSampler(BaseSampler):
 
     Args:
         population_size: Trials compared at a time; by default 4 + floor(3 ln n) for n parameters.
-        noisy: Whether the objective may have another value for the same parameters.
+        noisy: Whether the objective may have another value for the same parameters: numbers take shorter steps, and
+            values that were tried before may be tried again.
         independent_sampler: Samples parameters that no finished trial has; by default they are drawn uniformly.
         seed: Of all draws; None for a random one. Processes on one storage may have the same.
 
@@ -100,6 +101,7 @@ class ASNGSampler(BaseSampler):
         self._optimizer: Optimizer | None = None
         self._population: list[Any] = []  # trials that are not told yet
         self._told: list[Any] = []
+        self._known: list[dict[str, Any]] = []  # values of all of these
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings; what was learned is learned again from the study."""
@@ -133,13 +135,12 @@ class ASNGSampler(BaseSampler):
             self._learn(study)
             if self._optimizer is None:
                 return {}
-            x = dict(zip(self._parameters, self._draw(self._optimizer, trial.number).tolist(), strict=True))
+            x, values = self._draw_new(self._optimizer, trial.number)
             wanted = {name: p for name, p in self._parameters.items() if search_space.get(name) == p.distribution}
-        values = {name: parameter.to_value(x[name]) for name, parameter in wanted.items()}
         numbers = {n: x[n] for n, p in wanted.items() if not isinstance(p.distribution, CategoricalDistribution)}
         if numbers:
             study._storage.set_trial_system_attr(trial._trial_id, KEY, numbers)
-        return values
+        return {name: values[name] for name in wanted}
 
     def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
         _check_single_objective(study)
@@ -151,11 +152,22 @@ class ASNGSampler(BaseSampler):
 
     # How it learns.
 
-    def _draw(self, optimizer: Optimizer, number: int) -> Array:
-        """A raw draw (variables,) for the trial of a number; two trials in a row are a mirrored pair."""
+    def _draw_new(self, optimizer: Optimizer, number: int) -> tuple[dict[str, float], dict[str, Any]]:
+        """Raw draws and values for the trial of a number; two trials in a row are mirrored pairs.
+
+        Where a finished trial has the same values, numbers are drawn again, a few times: of few integers, the same
+        ones would be tried over and over. Choices are not, which would favor those that come with real numbers.
+        """
         generator = np.random.default_rng([self._entropy, number // 2])
-        x: Array = optimizer._sample(2, generator)[number % 2]
-        return x
+        is_number = [not isinstance(p.distribution, CategoricalDistribution) for p in self._parameters.values()]
+        draw = optimizer._sample(2, generator)[number % 2]
+        for _ in range(MAX_DRAWS):
+            x = dict(zip(self._parameters, draw.tolist(), strict=True))
+            values = {name: parameter.to_value(x[name]) for name, parameter in self._parameters.items()}
+            if self._noisy or not any(known.items() <= values.items() for known in self._known):
+                break
+            draw = np.where(is_number, optimizer._sample(2, generator)[number % 2], draw)
+        return x, values
 
     def _learn(self, study: Any) -> None:
         """Tell trials that finished since the last call; all of them where the parameters have changed."""
@@ -175,8 +187,9 @@ class ASNGSampler(BaseSampler):
         sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
         for trial in fresh:
             self._seen.add(trial.number)
-            if any(name in trial.params for name in self._parameters):
+            if own := {name: value for name, value in trial.params.items() if name in self._parameters}:
                 self._population.append(trial)
+                self._known.append(own)
             if self._optimizer is not None and len(self._population) == self._optimizer.population_size:
                 self._tell(self._optimizer, sign)
 

@@ -3,8 +3,10 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
+import types
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -297,6 +299,27 @@ def test_values_that_kill_processes_cost_one_evaluation_each(executor):
     assert {evaluation.error[:17] for evaluation in deadly} == {"BrokenProcessPool"}
 
 
+class TwoArgumentsError(Exception):
+    """As many are: pickle makes it again of its one argument, and fails."""
+
+    def __init__(self, text, code):
+        super().__init__(f"{text} {code}")
+
+
+def fail_at_large(values):
+    if values["n"] > 0:
+        raise TwoArgumentsError("code", 3)
+    return loss(values)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:evaluation")
+def test_an_exception_that_cannot_be_unpickled_keeps_its_text(executor):
+    result = minimize(fail_at_large, WIDE, evaluations=20, executor=executor, seed=0)
+    assert {e.error for e in result.history if e.values["n"] > 0} == {"RuntimeError: TwoArgumentsError: code 3"}
+    assert not any(e.error for e in result.history if e.values["n"] <= 0)
+
+
 @pytest.mark.slow
 def test_a_hanging_process_is_killed_after_the_timeout(executor, tmp_path):
     f = partial(hang_once, folder=tmp_path)
@@ -322,8 +345,24 @@ def test_the_start_of_a_process_takes_nothing_from_the_timeout(method, tmp_path)
     assert [evaluation.error for evaluation in result.history if evaluation.error] == ["no result within 1 seconds"]
 
 
+@pytest.mark.parametrize("f", [lambda values: 0, partial(loss, threading.Lock())], ids=["a lambda", "a lock"])
+def test_a_function_that_cannot_be_pickled_is_refused_at_once(f):
+    with (
+        ProcessPoolExecutor(1) as pool,
+        pytest.raises(ValueError, match=r"[Pp]ickle .*: define it at the top level of a file, .*ThreadPoolExecutor"),
+    ):
+        minimize(f, WIDE, evaluations=100, executor=pool)
+
+
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:evaluation")
-def test_a_function_that_cannot_be_pickled_is_given_up_soon(executor):
-    with pytest.raises(EvaluationError, match=r"none of 3\d .*[Pp]ickl"):
-        minimize(lambda values: 0, WIDE, evaluations=10_000, population_size=6, executor=executor)
+@pytest.mark.filterwarnings("ignore:evaluation 1 ")
+def test_a_function_that_processes_cannot_import_costs_one_evaluation(executor, monkeypatch):
+    """As one that was typed into a prompt: it can be pickled here, by its name, and not be loaded there."""
+    module = types.ModuleType("typed")
+    exec("def f(values): return 0", vars(module))
+    monkeypatch.setitem(sys.modules, "typed", module)
+    with (
+        pytest.warns(UserWarning, match="minimize ends early, .* must be in a file that they can import"),
+        pytest.raises(EvaluationError, match="none of 1 evaluations"),
+    ):
+        minimize(module.f, WIDE, evaluations=100, executor=executor)

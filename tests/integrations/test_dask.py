@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -23,10 +24,16 @@ SPACE: dict[str, Any] = {"n": Integer(-1000, 1000), "x": Real(0, 1)}
 
 
 @pytest.fixture
-def executor(tmp_path):
+def settings():
+    """Of Dask; a lost worker may take long to be replaced where much else runs."""
+    return {"distributed.worker.profile.enabled": False, "distributed.deploy.lost-worker-timeout": "120s"}
+
+
+@pytest.fixture
+def executor(settings, tmp_path):
     """Two workers, each a process with one thread."""
     with (
-        dask.config.set({"distributed.worker.profile.enabled": False}),
+        dask.config.set(settings),
         distributed.LocalCluster(
             n_workers=2,
             threads_per_worker=1,
@@ -77,6 +84,30 @@ def test_a_killed_worker_loses_no_evaluation(executor, tmp_path):
     assert all(evaluation.loss == loss(evaluation.values) for evaluation in result.history)
     processes = {path.name.split()[2] for path in Path(folder).iterdir()}
     assert len(processes) >= 2
+
+
+def die_at_multiples(values):
+    time.sleep(0.02)
+    if values["n"] % 7 == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return loss(values)
+
+
+@pytest.mark.filterwarnings("ignore:evaluation")
+def test_values_that_kill_workers_cost_one_evaluation_each(settings, request):
+    """Dask gives up at once, also what only waited on the worker that died."""
+    settings["distributed.scheduler.allowed-failures"] = 0
+    executor = request.getfixturevalue("executor")
+    result = minimize(die_at_multiples, SPACE, evaluations=14, executor=executor, seed=0)
+    assert len(set(values_of(result))) == result.evaluations == 14
+    failed = [evaluation for evaluation in result.history if evaluation.error]
+    assert failed == [evaluation for evaluation in result.history if evaluation.values["n"] % 7 == 0] != []
+    assert all(evaluation.error.startswith("KilledWorker") for evaluation in failed)
+
+
+def test_a_function_that_cannot_be_serialized_is_refused_at_once(executor):
+    with pytest.raises(ValueError, match="the executor does not take this function: TypeError"):
+        minimize(partial(loss, threading.Lock()), SPACE, evaluations=14, executor=executor)
 
 
 def slow_or_nonsense(values, *, folder):

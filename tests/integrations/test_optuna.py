@@ -103,6 +103,18 @@ def test_the_sampler_searches_as_minimize_does(objective, highest):
     assert sorted(values)[2] <= highest
 
 
+def test_few_integers_are_not_tried_over_and_over():
+    """20 trials for ten values: each seed finds the lowest one, in the numbers of conditional trials, too."""
+
+    def objective(trial):
+        return trial.suggest_int("n", 0, 9) if trial.suggest_categorical("kind", ["a", "b"]) == "b" else 10
+
+    for seed in (0, 14, 15, 22, 51):
+        alone = optimize(lambda trial: trial.suggest_int("n", 0, 9), 20, ASNGSampler(seed=seed))
+        assert alone.best_value == 0
+        assert optimize(objective, 60, ASNGSampler(seed=seed)).best_value == 0
+
+
 def test_noisy_values_are_averaged_over_more_trials():
     """The same study under both settings: a step of the mean is half as long where values are noisy."""
     study = optimize(ellipsoid, 6, optuna.samplers.RandomSampler(seed=0))
@@ -272,7 +284,7 @@ def test_a_copied_or_pickled_sampler_samples_the_same():
     copies = [copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))]
     spaces = [each.infer_relative_search_space(study, None) for each in (sampler, *copies)]
     assert spaces[0] == spaces[1] == spaces[2]
-    draws = [each._draw(each._optimizer, 20).tolist() for each in (sampler, *copies)]
+    draws = [each._draw_new(each._optimizer, 20) for each in (sampler, *copies)]
     assert draws[0] == draws[1] == draws[2]
 
 

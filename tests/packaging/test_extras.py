@@ -28,7 +28,7 @@ asng.plot.history(types.SimpleNamespace(history=[first, second])).savefig("histo
 import optuna
 from asng.integrations.optuna import ASNGSampler
 study = optuna.create_study(sampler=ASNGSampler(seed=0))
-study.optimize(lambda trial: trial.suggest_int("n", 0, 9), n_trials=40)
+study.optimize(lambda trial: trial.suggest_int("n", 0, 9), n_trials=20)
 assert study.best_value <= 1
 """,
     "dask": """
