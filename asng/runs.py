@@ -181,13 +181,15 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
     if not path.exists():
         runs = sorted(str(each.parent) for each in folder.glob(f"*/{CONFIG}"))
         inside = f"; in it is the run {runs[0]}" if runs else ""
+        if len(runs) > 1:
+            inside = f"; in it are {len(runs)} runs, such as {runs[0]}"
         raise ValueError(f"{folder} is no run: it has no {CONFIG}{inside}")
     config: dict[str, Any] = read_json(path, "delete the folder, or use another", dict[str, Any])
     if "version" in config and config.get("format") != RUN_FORMAT:  # without a version it is not asng's
         made, found = shorten(config["version"]), shorten(config.get("format", 1))
         raise ValueError(
-            f"{folder} is a run of format {found}, made by asng {made}; this is asng {__version__}, which reads format "
-            f"{RUN_FORMAT}: use the one that made it, or run it again in another folder"
+            f"{folder} is a run of format {found}, made by asng {made}; this asng, {__version__}, reads format "
+            f"{RUN_FORMAT}: run it again in another folder, or use the one that made it"
         )
     if experiment is not None and config.get("experiment") != experiment:
         raise ValueError(f"{folder} is no run of {experiment}: its {CONFIG} says {shorten(config.get('experiment'))}")

@@ -265,9 +265,7 @@ def test_a_setting_that_is_not_there_is_damaged():
 @pytest.mark.parametrize(("format", "shown"), [({}, "1"), ({"format": 1}, "1"), ({"format": 3}, "3")])
 def test_a_run_of_another_format_is_refused_with_both_versions(tmp_path, format, shown):
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "version": "0.0.7", **format}))
-    message = (
-        rf"is a run of format {shown}, made by asng '0\.0\.7'; this is asng {__version__}, which reads format 2: use"
-    )
+    message = rf"is a run of format {shown}, made by asng '0\.0\.7'; this asng, {__version__}, reads format 2: run it"
     with pytest.raises(ValueError, match=message):
         read_config(tmp_path)
     with pytest.raises(ValueError, match=message):
