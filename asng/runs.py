@@ -125,14 +125,14 @@ class MetricsFile:
     def append(self, record: Mapping[str, Any]) -> None:
         """Append the record of an epoch."""
         self._run.renew()
-        _append(self._path, _without_nan(record))
+        _append(self._path, _replace_nan(record))
 
     def restore(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Make these the records of the file."""
-        _restore(self._path, [_without_nan(record) for record in records])
+        _restore(self._path, [_replace_nan(record) for record in records])
 
 
-def _without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
+def _replace_nan(record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
     }
