@@ -159,6 +159,10 @@ def _to_line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
+class OtherFormat(ValueError):
+    """A run is of another format, which another version of asng reads."""
+
+
 def make_config(experiment: str, kind: str, settings: Any, **more: Any) -> dict[str, Any]:
     """The configuration of a run."""
     made_by = {"version": __version__, "format": RUN_FORMAT}
@@ -185,7 +189,7 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
     config: dict[str, Any] = read_json(path, "delete the folder, or use another", dict[str, Any])
     if "version" in config and config.get("format") != RUN_FORMAT:  # without a version it is not asng's
         made, found = shorten(config["version"]), shorten(config.get("format", 1))
-        raise ValueError(
+        raise OtherFormat(
             f"{folder} is a run of format {found}, made by asng {made}; this is asng {__version__}, which reads format "
             f"{RUN_FORMAT}: use the one that made it, or run it again in another folder"
         )
