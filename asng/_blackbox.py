@@ -151,7 +151,7 @@ class BlackBox:
         return self.optimizer if self._best is None else self.optimizers[self._ended[self._best].start]
 
     @property
-    def exhausted(self) -> str:
+    def end_reason(self) -> str:
         """Why nothing is left to evaluate, or an empty text."""
         if self._is_listing:
             return "" if self._queue else "nothing new"
@@ -229,7 +229,7 @@ class BlackBox:
             self._tell()
             self._count()
             is_left = len(self._losses) < self._n_values
-            if self.exhausted and is_left and len(self.optimizers) <= self._restarts:
+            if self.end_reason and is_left and len(self.optimizers) <= self._restarts:
                 self._start_over()
 
     def _tell(self) -> None:
@@ -288,7 +288,7 @@ class BlackBox:
     def _start_over(self) -> None:
         """Restart, or queue the rest of a small space: all of it at the end, as no other restart would be new."""
         is_small = self._n_values <= MAX_LISTED and not self.optimizer._has_custom_family
-        is_last = len(self.history) == self._first or self.exhausted == "infeasible"
+        is_last = len(self.history) == self._first or self.end_reason == "infeasible"
         if is_small and (is_last or self._n_values - len(self._losses) <= 2 * self.optimizer.population_size):
             self._is_listing = True
             self._queue = deque(self._unknown_values())

@@ -19,7 +19,7 @@ class JsonCheckpoint:
 
     def __init__(self, given: str | PathLike[str], format: str, identity: Mapping[str, Any]) -> None:
         path = _files.as_checkpoint_path(given, "search.json")
-        self._path, self._format, self._identity = path, format, _through_json(identity)
+        self._path, self._format, self._identity = path, format, _pass_through_json(identity)
         _files.make_folder_for(path)
         self._lock = _files.lock_checkpoint(path)
         self._next_save = time.monotonic() + MIN_INTERVAL
@@ -58,7 +58,7 @@ class JsonCheckpoint:
     def save(self, state: Mapping[str, Any]) -> None:
         """Replace the file atomically; ValueError if another process took it over."""
         begin = time.monotonic()
-        state = _through_json(state)
+        state = _pass_through_json(state)
         content = {"format": self._format, "identity": self._identity, "checksum": _checksum(state), "state": state}
         _files.make_folder_for(self._path)  # it may have been removed
         self._lock.renew()
@@ -72,7 +72,7 @@ class JsonCheckpoint:
         self._lock.release()
 
 
-def _through_json(value: Mapping[str, Any]) -> Any:
+def _pass_through_json(value: Mapping[str, Any]) -> Any:
     """Data after a round trip through JSON: tuples are lists."""
     return json.loads(json.dumps(value, allow_nan=False))
 

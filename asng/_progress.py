@@ -36,7 +36,9 @@ def progress_bar(title: str, console: Any = None) -> Iterator[Progress]:
     except ImportError:
         terminal = sys.stderr if sys.stderr.isatty() else None
         yield (
-            _in_lines(title, TERMINAL_INTERVAL, lambda text: terminal.write(f"{text}\n")) if terminal else no_progress
+            _write_lines(title, TERMINAL_INTERVAL, lambda text: terminal.write(f"{text}\n"))
+            if terminal
+            else no_progress
         )
         return
     given, console = console, console or Console(stderr=True)
@@ -44,7 +46,7 @@ def progress_bar(title: str, console: Any = None) -> Iterator[Progress]:
         with _live_bar(title, console) as progress:
             yield progress
     elif given is not None:
-        yield _in_lines(title, LOG_INTERVAL, lambda text: console.print(text, soft_wrap=True, highlight=False))
+        yield _write_lines(title, LOG_INTERVAL, lambda text: console.print(text, soft_wrap=True, highlight=False))
     else:
         yield no_progress
 
@@ -78,7 +80,7 @@ def _live_bar(title: str, console: Any) -> Iterator[Progress]:
         live.stop()
 
 
-def _in_lines(title: str, interval: float, write: Callable[[str], object]) -> Progress:
+def _write_lines(title: str, interval: float, write: Callable[[str], object]) -> Progress:
     """A line for every text to keep, for other texts one in `interval` seconds, and without texts for every tenth."""
     tenths, last_line = -1, time.monotonic()
 

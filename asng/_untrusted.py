@@ -143,11 +143,11 @@ def _shape_name(shape: Any) -> str:
     return shape.__name__ if isinstance(shape, type) else str(shape).replace("typing.", "")
 
 
-def _in_one_line(value: Any) -> str:
+def _join_lines(value: Any) -> str:
     return " ".join(repr(value).split())
 
 
-def shorten(value: Any, write: Callable[[Any], str] = _in_one_line, length: int = 80, end: str = "...") -> str:
+def shorten(value: Any, write: Callable[[Any], str] = _join_lines, length: int = 80, end: str = "...") -> str:
     """A value as text of at most `length` characters, whatever it is; on one line unless `write` writes others."""
     try:
         text = write(value)

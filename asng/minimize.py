@@ -188,14 +188,14 @@ def _evaluate(
     while True:
         if run.best is not None and run.best.loss <= target:
             return "target"
-        while not run.exhausted and len(run.history) + len(run.trials) < evaluations and evaluator.has_room():
+        while not run.end_reason and len(run.history) + len(run.trials) < evaluations and evaluator.has_room():
             trial = run.next_trial()
             if trial is not None:
                 evaluator.submit(trial, dict(trial.candidate.values))
             elif run.trials:  # wait for what is in flight before drawing more
                 break
         if not run.trials:
-            return run.exhausted or "evaluations"
+            return run.end_reason or "evaluations"
         is_over = False
         for trial, outcome in evaluator.wait():
             evaluation = run.record(trial, outcome)

@@ -125,14 +125,14 @@ class MetricsFile:
     def append(self, record: Mapping[str, Any]) -> None:
         """Append the record of an epoch."""
         self._run.renew()
-        _append(self._path, _without_nan(record))
+        _append(self._path, _replace_nan(record))
 
     def restore(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Make these the records of the file."""
-        _restore(self._path, [_without_nan(record) for record in records])
+        _restore(self._path, [_replace_nan(record) for record in records])
 
 
-def _without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
+def _replace_nan(record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
     }
@@ -157,6 +157,10 @@ def _append(path: Path, record: Mapping[str, Any]) -> None:
 
 def _to_line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, allow_nan=False).encode() + b"\n"
+
+
+class OtherFormat(ValueError):
+    """A run is of another format, which another version of asng reads."""
 
 
 def make_config(experiment: str, kind: str, settings: Any, **more: Any) -> dict[str, Any]:
@@ -187,7 +191,7 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
     config: dict[str, Any] = read_json(path, "delete the folder, or use another", dict[str, Any])
     if "version" in config and config.get("format") != RUN_FORMAT:  # without a version it is not asng's
         made, found = shorten(config["version"]), shorten(config.get("format", 1))
-        raise ValueError(
+        raise OtherFormat(
             f"{folder} is a run of format {found}, made by asng {made}; this asng, {__version__}, reads format "
             f"{RUN_FORMAT}: run it again in another folder, or use the one that made it"
         )

@@ -197,8 +197,8 @@ class Real(Variable):
     low: float
     high: float
     log: bool = False
-    center: float = field(init=False, repr=False, compare=False)  # of the range, on the scale searched
-    half: float = field(init=False, repr=False, compare=False)  # its half width there
+    _center: float = field(init=False, repr=False, compare=False)  # of the range, on the scale searched
+    _half: float = field(init=False, repr=False, compare=False)  # its half width there
 
     def __post_init__(self) -> None:
         for name in ("low", "high"):
@@ -210,8 +210,8 @@ class Real(Variable):
         low, high = self._to_scale(self.low), self._to_scale(self.high)
         if not math.isfinite(high - low) or not low < low + (high - low) / 2 < high:
             raise ValueError(f"the range from {self.low} to {self.high} is too wide or too narrow for float64")
-        object.__setattr__(self, "center", low + (high - low) / 2)
-        object.__setattr__(self, "half", (high - low) / 2)
+        object.__setattr__(self, "_center", low + (high - low) / 2)
+        object.__setattr__(self, "_half", (high - low) / 2)
 
     def decode(self, x: float) -> float:
         if type(x) is not float:
@@ -220,7 +220,7 @@ class Real(Variable):
             if math.isnan(x):
                 raise ValueError(f"{DRAW}, got {x}")
             return self.low if x < 0 else self.high
-        scaled = min(self.center + self.half * x, self._to_scale(self.high))  # so that exp cannot overflow
+        scaled = min(self._center + self._half * x, self._to_scale(self.high))  # so that exp cannot overflow
         return min(max(math.exp(scaled) if self.log else scaled, self.low), self.high)
 
     def marginal(self) -> Bounds:
@@ -238,11 +238,11 @@ class Real(Variable):
 
     def to_internal(self, prior: Any) -> Normal:
         mean, std = _to_normal(prior, self.low, self.high)
-        return Normal((self._to_scale(mean) - self.center) / self.half, std / self.half)
+        return Normal((self._to_scale(mean) - self._center) / self._half, std / self._half)
 
     def to_external(self, params: Any) -> Normal:
         mean, std = _as_normal(params)
-        return Normal(self.decode(mean), std * self.half)
+        return Normal(self.decode(mean), std * self._half)
 
     def _to_scale(self, value: float) -> float:
         return math.log(value) if self.log else value

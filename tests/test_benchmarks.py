@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,12 +18,14 @@ SCRIPT = Path(__file__).parents[1] / "benchmarks" / "ask_tell.py"
 def result_of(folder, *arguments, blocked=()):
     """Run the script; `blocked` libraries look as if they were not installed."""
     program = (
-        f"import runpy, sys; sys.path[:0] = {[str(SCRIPT.parent), str(SCRIPT.parents[1]), *filter(None, sys.path)]!r}\n"
+        "import runpy, sys\n"
         f"sys.modules.update(dict.fromkeys({list(blocked)!r}))\n"
         f"sys.argv = {['ask_tell.py', '--quick', '--out', str(folder), *arguments]!r}\n"
         f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=folder, check=False)
+    command, paths = [sys.executable, "-c", program], [str(SCRIPT.parent), *filter(None, sys.path)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False, env=env)
     assert not done.returncode, done.stderr
     return json.loads((folder / "ask_tell.json").read_text()), done.stdout, done.stderr
 

@@ -1,4 +1,4 @@
-"""Rooms import only downward, and the core is light to import."""
+"""Parts of the package import only downward, and the core is light to import."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "asng"
 
-# From top to bottom: a room may import those that stand below it, and itself.
+# From top to bottom: a part may import those that stand below it, and itself.
 CORE = [
     "minimize",
     "_blackbox",
@@ -25,7 +25,7 @@ CORE = [
 ]
 CORE += ["space", "_variable", "families", "_values", "_ragged", "_checks", "_html", "_violations"]
 CHAIN = ["cli", "experiments", "nas", *CORE]
-MAY_IMPORT = {room: set(CHAIN[position:]) for position, room in enumerate(CHAIN)}
+MAY_IMPORT = {part: set(CHAIN[position:]) for position, part in enumerate(CHAIN)}
 MAY_IMPORT["cli"] |= {"_signals", "report", "runs", "integrations", "asng"}
 MAY_IMPORT["experiments"] |= {"_signals", "runs", "fused", "asng"}
 MAY_IMPORT["integrations"] = {"integrations", "_files", "_untrusted", *CORE}
@@ -48,18 +48,18 @@ MAY_IMPORT["_json_checkpoint"] = {"_json_checkpoint", "_files", "_untrusted"}
 MAY_IMPORT["_signals"] = {"_signals"}
 MAY_IMPORT["_convergence"] = {"_convergence"}
 MAY_IMPORT["minimize"] |= {"_json_checkpoint", "_progress", "_signals"}
-for room in ("_blackbox", "_variable", "_values"):
-    MAY_IMPORT[room] |= {"_untrusted"}
+for part in ("_blackbox", "_variable", "_values"):
+    MAY_IMPORT[part] |= {"_untrusted"}
 MAY_IMPORT["fused"] = {"fused"}
 MAY_IMPORT["runs"] = {"runs", "_checks", "_files", "_untrusted", "asng"}  # the package: its version
-for room in ("cli", "experiments", "nas"):
-    MAY_IMPORT[room] |= {"_files", "_progress", "_untrusted"}
+for part in ("cli", "experiments", "nas"):
+    MAY_IMPORT[part] |= {"_files", "_progress", "_untrusted"}
 MAY_IMPORT["nas"] |= {"fused", "_convergence", "_signals", "asng"}  # the package itself: its version
 MAY_IMPORT["_progress"] = {"_progress"}
 MAY_IMPORT["asng"] = {"asng", *CORE}  # the package itself: the public names of the core
 MAY_IMPORT["__main__"] = {"cli"}
 
-THIRD_PARTY = {room: {"numpy"} for room in ("asng", *CORE)} | {
+THIRD_PARTY = {part: {"numpy"} for part in ("asng", *CORE)} | {
     "nas": {"numpy", "torch", "onnxruntime", "safetensors"},  # the latter two in exports alone
     "fused": {"torch", "triton"},
     # and no command-line parsing
@@ -76,13 +76,13 @@ THIRD_PARTY = {room: {"numpy"} for room in ("asng", *CORE)} | {
 }
 
 
-def room_of(module: str) -> str:
+def part_of(module: str) -> str:
     """The part of the package that a dotted name belongs to; "asng" for the package itself."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 and is_room(parts[1]) else "asng"
+    return parts[1] if len(parts) > 1 and is_part(parts[1]) else "asng"
 
 
-def is_room(name: str) -> bool:
+def is_part(name: str) -> bool:
     return name in MAY_IMPORT
 
 
@@ -99,29 +99,29 @@ def imports_of(source: str) -> set[str]:
     return names
 
 
-def violations(room: str, source: str) -> list[str]:
-    """What a source text in a room imports although it must not."""
+def violations(part: str, source: str) -> list[str]:
+    """What a source text in a part imports although it must not."""
     wrong = []
     for name in sorted(imports_of(source)):
         top = name.split(".")[0]
         if top == "asng":
-            if room_of(name) not in MAY_IMPORT[room]:
-                wrong.append(f"{room} imports {name}, which is not below it")
-        elif (top not in sys.stdlib_module_names or top == "argparse") and top not in THIRD_PARTY.get(room, {top}):
-            wrong.append(f"{room} imports {name}, which it has to do without")
+            if part_of(name) not in MAY_IMPORT[part]:
+                wrong.append(f"{part} imports {name}, which is not below it")
+        elif (top not in sys.stdlib_module_names or top == "argparse") and top not in THIRD_PARTY.get(part, {top}):
+            wrong.append(f"{part} imports {name}, which it has to do without")
     return wrong
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_module_imports_only_what_is_below_it(path):
     parts = path.relative_to(PACKAGE).with_suffix("").parts
-    room = "asng" if parts == ("__init__",) else parts[0]
-    assert room in MAY_IMPORT, f"{room} has no place among the rooms yet; give it one above"
-    assert violations(room, path.read_text()) == []
+    part = "asng" if parts == ("__init__",) else parts[0]
+    assert part in MAY_IMPORT, f"{part} has no place among the parts yet; give it one above"
+    assert violations(part, path.read_text()) == []
 
 
 @pytest.mark.parametrize(
-    ("room", "source"),
+    ("part", "source"),
     [
         ("families", "from asng.space import Variable"),
         ("experiments", "import click"),
@@ -139,12 +139,12 @@ def test_a_module_imports_only_what_is_below_it(path):
         ("report", "import torch.nn as nn"),
     ],
 )
-def test_the_check_sees_a_room_that_reaches_upward(room, source):
-    assert len(violations(room, source)) == 1
+def test_the_check_sees_a_part_that_reaches_upward(part, source):
+    assert len(violations(part, source)) == 1
 
 
 @pytest.mark.parametrize(
-    ("room", "source"),
+    ("part", "source"),
     [
         ("cli", "from asng.experiments import toy\nimport rich"),
         ("experiments", "from asng.optimizer import asng_update\nfrom asng import runs"),
@@ -152,8 +152,8 @@ def test_the_check_sees_a_room_that_reaches_upward(room, source):
         ("optimizer", "import math\nimport numpy as np\nfrom asng.space import Space"),
     ],
 )
-def test_the_check_lets_pass_what_points_downward(room, source):
-    assert violations(room, source) == []
+def test_the_check_lets_pass_what_points_downward(part, source):
+    assert violations(part, source) == []
 
 
 def test_import_asng_loads_nothing_but_numpy():
@@ -186,9 +186,9 @@ def packages(extra: str) -> set[str]:
     return {{"scikit-learn": "sklearn", "pillow": "PIL"}.get(name, name) for name in names}
 
 
-def imported_packages(*rooms: str) -> set[str]:
-    """The packages that these rooms import."""
-    paths = [path for room in rooms for path in (PACKAGE / room).rglob("*.py")]
+def imported_packages(*parts: str) -> set[str]:
+    """The packages that these parts import."""
+    paths = [path for part in parts for path in (PACKAGE / part).rglob("*.py")]
     tops = {name.split(".")[0] for path in paths for name in imports_of(path.read_text())}
     return tops - set(sys.stdlib_module_names) - {"asng", "numpy"}
 

@@ -31,7 +31,8 @@ class RunsCommand(OutputFlags):
     """List the runs in a folder and in those within it: state, progress, best figure, age and size of each.
 
     A run is running while a process has its lock, finished when its summary is written, and interrupted otherwise:
-    asng resume RUN continues it. Damaged ones have files that cannot be read. --quiet prints the folders alone.
+    asng resume RUN continues it. Damaged ones have files that cannot be read, those of another format
+    are of another version of asng. --quiet prints the folders alone.
 
     Examples:
       asng runs
@@ -78,7 +79,8 @@ def describe_run(folder: Path) -> dict[str, Any] | None:
             return None
         run = read_run(folder)
     except (ValueError, OSError) as error:
-        return {**about, "run": None, "state": "damaged", "fault": str(error), "progress": None, "best": None}
+        state = "other format" if isinstance(error, runs.OtherFormat) else "damaged"
+        return {**about, "run": None, "state": state, "fault": str(error), "progress": None, "best": None}
     state = "damaged" if run.faults else "finished" if run.is_finished else "interrupted"
     if is_locked(folder / runs.LOCK):
         state = "running"

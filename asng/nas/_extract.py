@@ -40,7 +40,7 @@ class StaticBuild:
         self._in_progress: set[nn.Module] = set()
         self._makers: dict[nn.Module, frozenset[type]] = {}  # whose build_static() led to a new module
         self._seen: dict[nn.Module, bool] = {}  # which hold decisions; not the index: the model may have changed
-        elastic = any(isinstance(module, ElasticLayer) for module in supernet.searchable)
+        elastic = any(isinstance(module, ElasticLayer) for module in supernet.searchable_modules)
         may_untie = elastic or user_modules(supernet, "build_static")  # by slices or copies of weights
         self._ties = Ties(supernet.paths if may_untie else {})
         self._views, self._copies = (Build(copies, self._ties.slice, self._original) for copies in (False, True))

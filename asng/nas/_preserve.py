@@ -162,7 +162,7 @@ def set_training(model: nn.Module) -> None:
 
 def user_modules(supernet: "Supernet", hook: str) -> list[nn.Module]:
     """The searchable modules whose method `hook` is the user's."""
-    searchable = (module for module in supernet.searchable if isinstance(module, Searchable))
+    searchable = (module for module in supernet.searchable_modules if isinstance(module, Searchable))
     return [module for module in searchable if not is_from_asng(getattr(type(module), hook))]
 
 

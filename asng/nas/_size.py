@@ -63,7 +63,7 @@ class Arithmetic:
             ValueError: `multiple` is no positive integer.
 
         >>> from asng.nas import Width
-        >>> (Width("channels", [16, 40, 64]) / 4).round_to(8).all()
+        >>> (Width("channels", [16, 40, 64]) / 4).round_to(8).values()
         [8, 16]
         """
         if require_int(multiple) < 1:
@@ -82,13 +82,13 @@ class Size(Arithmetic):
     >>> from asng.space import Categorical
     >>> width = Width("width", 4, 6)
     >>> size = width * 2 + 1
-    >>> size, size.all()
+    >>> size, size.values()
     (2 * 'width' + 1, [9, 11, 13])
     >>> width.choose(5)
     >>> size()
     11
     >>> size = width * Value("ratio", Categorical([1.5, 2]))
-    >>> size, size.all()
+    >>> size, size.values()
     ('width' * 'ratio', [6, 7, 8, 9, 10, 12])
     """
 
@@ -105,7 +105,7 @@ class Size(Arithmetic):
         """The size under the values of an architecture, whatever is selected."""
         return int(next(iter(self._numbers(values))))
 
-    def all(self) -> list[int]:
+    def values(self) -> list[int]:
         """List every size there can be.
 
         Returns:
@@ -124,7 +124,7 @@ class Size(Arithmetic):
     @property
     def max(self) -> int:
         """The largest size there can be."""
-        return self.all()[-1]
+        return self.values()[-1]
 
     @property
     def is_elastic(self) -> bool:
@@ -195,7 +195,7 @@ class CompoundSize(Size):
             left, right = (set(side._numbers({**given, **shared})) for side in (self.left, self.right))
             count += len(left) * len(right)
             if count > MAX_COMBINATIONS:
-                raise _too_many(str(self))
+                raise _too_many_error(str(self))
             found.update(calculate(a, b) for a in left for b in right)
         return found
 
@@ -220,7 +220,7 @@ OPERATORS: dict[str, Callable[[Any, Any], float]] = {
 }
 
 
-def _too_many(size: str) -> ValueError:
+def _too_many_error(size: str) -> ValueError:
     return ValueError(
         f"{size} has more than {MAX_COMBINATIONS:,} combinations; let its decisions choose among fewer numbers, such "
         "as Width(name, [64, 128, 256])"
@@ -240,7 +240,7 @@ def as_size(of: Any) -> Size:
             )
         values = decision.variable.values()
         if values is not None and len(values) > MAX_COMBINATIONS:
-            raise _too_many(repr(decision.name))
+            raise _too_many_error(repr(decision.name))
         if not all(isinstance(value, (int, float)) for value in values or (None,)):
             raise ValueError(f"a size follows choices among numbers, but {decision.name!r} is {decision.variable}")
         return LinearSize(decision, 1, 0)
@@ -279,7 +279,7 @@ def to_size(of: Any, what: str) -> Size:
             raise ValueError(
                 f"{what} must be an integer, but {size} can be {fraction}; multiply it with a width: width * ratio"
             )
-    sizes = size.all()
+    sizes = size.values()
     min_size = 1 if size.is_elastic else 0  # torch takes constants of 0
     if sizes[0] < min_size:
         raise ValueError(f"{what} must be at least {min_size}, but {size} can be {sizes[0]}")

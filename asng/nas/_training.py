@@ -112,13 +112,16 @@ class Training:
 
     Args:
         supernet: The model.
-        weights: The optimizers of its weights.
+        weight_optimizers: Those of its weights.
         failures: Runs candidates that may fail.
         groups: Which of them this process runs, and on which share of a batch.
     """
 
-    def __init__(self, supernet: Supernet, weights: WeightOptimizers, failures: Failures, groups: Groups) -> None:
-        self._supernet, self._weights, self._failures, self._groups = supernet, weights, failures, groups
+    def __init__(
+        self, supernet: Supernet, weight_optimizers: WeightOptimizers, failures: Failures, groups: Groups
+    ) -> None:
+        self._supernet, self._weight_optimizers = supernet, weight_optimizers
+        self._failures, self._groups = failures, groups
 
     def step(self, run: RunFn, candidates: Sequence[Values], batches: Sequence[Any]) -> list[Outcome | None]:
         """Update the weights by the mean gradient of the candidates.
@@ -133,14 +136,14 @@ class Training:
         """
         # Weights once touched keep momentum and decay when they are not sampled (paper, section 3.2):
         # their gradient is then zero, not missing.
-        parameters = self._weights.parameters
+        parameters = self._weight_optimizers.parameters
         before = [parameter.grad for parameter in parameters]
-        self._weights.reset_gradients(before)
+        self._weight_optimizers.reset_gradients(before)
         try:
             with self._groups.sync:
                 outcomes = self._add_gradients(run, candidates, batches, before)
         except BaseException:
-            self._weights.reset_gradients(before)  # after an error no weight is touched
+            self._weight_optimizers.reset_gradients(before)  # after an error no weight is touched
             raise
         if self._groups.are_shared:
             self._drop_failed(outcomes, before)
@@ -150,7 +153,7 @@ class Training:
             if good < len(candidates):  # the mean is over the others
                 gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
                 torch._foreach_mul_(gradients, len(candidates) / good)
-            self._weights.step()
+            self._weight_optimizers.step()
         return outcomes
 
     def _add_gradients(
@@ -176,22 +179,22 @@ class Training:
             outcomes[index] = FAILED
             if done or outcome is not None:  # a part of its gradient was accumulated: accumulate the others again
                 outcome = None
-                self._weights.reset_gradients(before)
+                self._weight_optimizers.reset_gradients(before)
                 waiting, added = added + waiting, []
         return outcomes
 
     def _drop_failed(self, outcomes: list[Outcome | None], before: list[Tensor | None]) -> None:
         """Drop the gradient of a candidate that failed in another process of its group."""
-        failed = _distributed.any_rank([outcome is FAILED for outcome in outcomes], self._weights.device)
+        failed = _distributed.any_rank([outcome is FAILED for outcome in outcomes], self._weight_optimizers.device)
         for index in self._groups.shard(len(outcomes)):  # at most one
             if failed[index]:
                 outcomes[index] = FAILED
-                self._weights.reset_gradients(before)
+                self._weight_optimizers.reset_gradients(before)
 
     def _backward(self, values: Values, loss: Tensor, shares: float) -> bool:
         """Add a candidate's share to the gradient; an architecture without weights has none."""
         if loss.requires_grad:
-            self._weights.scaler.scale(loss / shares).backward()  # type: ignore[no-untyped-call]
+            self._weight_optimizers.scaler.scale(loss / shares).backward()  # type: ignore[no-untyped-call]
         elif any(
             parameter.requires_grad
             for module in self._supernet.active_modules()

@@ -115,15 +115,15 @@ class OneShot:
         _checks.check_search(self.supernet, arch_optimizer, weight_optimizer)
         _checks.check_step_options(loss_fn, max_grad_norm, amp_dtype, judge, failures)
         self._restoring_judge = None if judge is None else restore_modes(judge, self.supernet.paths)
-        self._weights = WeightOptimizers(weight_optimizer, max_grad_norm, amp_dtype)
-        self._parameters = self._weights.parameters
-        self.device: torch.device = self._weights.device
+        self._weight_optimizers = WeightOptimizers(weight_optimizer, max_grad_norm, amp_dtype)
+        self._parameters = self._weight_optimizers.parameters
+        self.device: torch.device = self._weight_optimizers.device
         _checks.check_device(self.device)
         self._groups = Groups(arch_optimizer._population_size, sync_batchnorm=sync_batchnorm)
         if sync_batchnorm and self._groups.are_shared:
             failures = ()  # other processes would wait for the statistics of a candidate that failed
         self._failures = _candidates.Failures(self.device, failures)
-        self._training = Training(self.supernet, self._weights, self._failures, self._groups)
+        self._training = Training(self.supernet, self._weight_optimizers, self._failures, self._groups)
         self._sync_from_rank0()
         watched = self._groups.rank == 0 and not any(map(_checks.is_compiled, paths))
         self._unread = _candidates.UnreadDecisions(self.supernet) if watched else None
@@ -137,10 +137,10 @@ class OneShot:
 
             options: Any = {
                 "judge": self._restoring_judge,
-                "max_grad_norm": self._weights.max_grad_norm,
+                "max_grad_norm": self._weight_optimizers.max_grad_norm,
                 "amp_dtype": amp_dtype,
             }
-            optimizers = self._weights.optimizers
+            optimizers = self._weight_optimizers.optimizers
             make_iteration = partial(Iteration, self.supernet, optimizers[0], loss_fn, limited=bool(limits), **options)
             obstacle = partial(find_obstacle, model, optimizers, amp_dtype)
             self._captured = CapturedStep(self.supernet, make_iteration, obstacle)
@@ -374,10 +374,10 @@ class OneShot:
         if self._groups.world_size > 1:
             _distributed.broadcast_tensors([*self._parameters, *self.model.parameters(), *self.model.buffers()])
             arch_optimizer, weight_optimizer = _distributed.broadcast_object(
-                (self.arch_optimizer.state_dict(), self._weights.state_dict())
+                (self.arch_optimizer.state_dict(), self._weight_optimizers.state_dict())
             )
             self.arch_optimizer.load_state_dict(arch_optimizer)
-            self._weights.load_state_dict(weight_optimizer)
+            self._weight_optimizers.load_state_dict(weight_optimizer)
 
     # State.
 
@@ -395,9 +395,9 @@ class OneShot:
             arch_optimizer["generator"] = self._generator_state
         return {
             "model": self.model.state_dict(),
-            "weight_optimizer": self._weights.state_dict(),
+            "weight_optimizer": self._weight_optimizers.state_dict(),
             "arch_optimizer": arch_optimizer,
-            "scaler": self._weights.scaler.state_dict(),
+            "scaler": self._weight_optimizers.scaler.state_dict(),
             "touched": [parameter.grad is not None for parameter in self._parameters],
             "limits": [limit.name for limit in self.costs.limits],
             "costs": self.costs.state_dict(),
@@ -412,7 +412,7 @@ class OneShot:
         Raises:
             ValueError: The state does not fit or is damaged; nothing is changed.
         """
-        before = copy.deepcopy(self._weights.state_dict()), self.arch_optimizer.state_dict()
+        before = copy.deepcopy(self._weight_optimizers.state_dict()), self.arch_optimizer.state_dict()
         try:
             _checks.check_shapes(state["model"], self.model.state_dict())
             if len(state["touched"]) != len(self._parameters):
@@ -421,12 +421,12 @@ class OneShot:
             if state["limits"] != limits:  # their numbers may differ
                 raise ValueError(f"its limits are on {state['limits']}, these on {limits}")
             self.arch_optimizer.load_state_dict(state["arch_optimizer"])
-            self._weights.load_state_dict(state["weight_optimizer"])
-            self._weights.scaler.load_state_dict(state["scaler"])
+            self._weight_optimizers.load_state_dict(state["weight_optimizer"])
+            self._weight_optimizers.scaler.load_state_dict(state["scaler"])
             self.costs.load_state_dict(state["costs"])
             self.model.load_state_dict(state["model"])
         except Exception as error:  # a foreign state may raise anything
-            self._weights.load_state_dict(before[0])
+            self._weight_optimizers.load_state_dict(before[0])
             self.arch_optimizer.load_state_dict(before[1])
             raise ValueError(f"the state does not fit: {_checkpoints.short_reason(error)}") from None
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.

@@ -156,17 +156,17 @@ class SearchResult:
         largest = sharpest_distribution(self.arch_optimizer.space, self.values)
         decisions = format_table(decision_rows(self.arch_optimizer, self.values, self.inactive, largest))
         history = [format_table(history_rows(self.history))] if self.history else []
-        return "\n\n".join([decisions, self._summary(), *history, *self._left_out()])
+        return "\n\n".join([decisions, self._summary(), *history, *self._epochs_note()])
 
     def _repr_html_(self) -> str:
         """The decisions with the probabilities of their choices as bars, and the epochs, for notebooks."""
         decisions = decisions_table(self.values, describe_distribution(self.arch_optimizer), self.inactive, "")
         history = [rows_table(history_rows(self.history))] if self.history else []
         return notebook(
-            decisions, element("p", self._summary()), *history, *(element("p", x) for x in self._left_out())
+            decisions, element("p", self._summary()), *history, *(element("p", x) for x in self._epochs_note())
         )
 
-    def _left_out(self) -> list[str]:
+    def _epochs_note(self) -> list[str]:
         """That the table of epochs is not whole, where it is not."""
         epochs = len(self.history)
         return [f"{MAX_EPOCHS} of {epochs} epochs; result.history has all"] if epochs > MAX_EPOCHS else []
@@ -299,7 +299,7 @@ def top(oneshot: OneShot | SearchResult, k: int = 1) -> list[Architecture]:
     k = check_int(k, "k", min=1)
     supernet = oneshot.supernet
     found: dict[str, dict[str, Any]] = {}  # by network, each once
-    for values in _by_probability(oneshot):
+    for values in _iterate_by_probability(oneshot):
         if oneshot.is_feasible(values):
             found.setdefault(supernet.network_key(values), values)
         if len(found) == k:
@@ -309,7 +309,7 @@ def top(oneshot: OneShot | SearchResult, k: int = 1) -> list[Architecture]:
     return sorted(architectures, key=lambda one: (one.values != mode, -one.probability))
 
 
-def _by_probability(oneshot: OneShot) -> Iterator[dict[str, Any]]:
+def _iterate_by_probability(oneshot: OneShot) -> Iterator[dict[str, Any]]:
     """The most likely values, then those of candidates drawn from a copy of the optimizer, likely ones first."""
     arch_optimizer = oneshot.arch_optimizer
     yield arch_optimizer.mode()

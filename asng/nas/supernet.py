@@ -151,7 +151,7 @@ class Supernet:
         check = nullcontext() if self._walked else forbid_changes(self, "active_modules")
         self._walked = True
         with self.select_temporarily(values), check:
-            modules = self.active_modules(self.searchable.__contains__)
+            modules = self.active_modules(self.searchable_modules.__contains__)
             return {module.name for module in modules if isinstance(module, Decision)}
 
     def active_modules(
@@ -177,7 +177,7 @@ class Supernet:
 
     def _active_children(self, module: nn.Module) -> Reversible[nn.Module | None]:
         children = module._modules.values()
-        if not isinstance(module, Searchable) or module not in self.searchable:
+        if not isinstance(module, Searchable) or module not in self.searchable_modules:
             return children
         returned: Any = module.active_modules()
         if isinstance(returned, nn.Module) and not isinstance(returned, nn.ModuleList):
@@ -192,7 +192,7 @@ class Supernet:
         return active + [child for child in children if isinstance(child, Decision) and not child._modules]
 
     @cached_property
-    def searchable(self) -> set[nn.Module]:
+    def searchable_modules(self) -> set[nn.Module]:
         """The modules that are, or hold, a decision or an elastic layer."""
         seen: dict[nn.Module, bool] = {}
         return {module for module in self.paths if holds_decisions(module, seen)}
@@ -274,7 +274,7 @@ class Supernet:
         """
         read, sizes = set[Any]([self.model]), list[Any]()  # what is read in other ways than as a size, and the sizes
         with self.select_temporarily(values):
-            for module in self.active_modules(self.searchable.__contains__):
+            for module in self.active_modules(self.searchable_modules.__contains__):
                 parts: list[Any] = []
                 if isinstance(module, ElasticLayer):
                     parts = [part for s in module.sizes.values() for part in (s if isinstance(s, tuple) else (s,))]

@@ -138,7 +138,7 @@ def metric_panels(groups: Mapping[str, Sequence[RunData]]) -> dict[str, list[Pan
             shown = (color if len(groups) > 1 else dash) % PALETTE
             text = " ".join(part for part in (label if len(groups) > 1 else "", half) if part)
             of_runs = [metrics[name]._replace(color=shown, dash=dash) for metrics in by_run if name in metrics]
-            curves.setdefault(panel, []).extend(_with_mean(text, of_runs, [run.title for run in runs]))
+            curves.setdefault(panel, []).extend(_add_mean(text, of_runs, [run.title for run in runs]))
     first, unit = ("loss", "score"), next((run.unit for runs in groups.values() for run in runs if run.records), "step")
     panels: dict[str, list[Panel]] = {"Loss and metrics": [], "Distribution": [], "Cost": []}
     for panel in sorted(curves, key=lambda name: (name not in first, name in TITLES and list(TITLES).index(name))):
@@ -149,7 +149,7 @@ def metric_panels(groups: Mapping[str, Sequence[RunData]]) -> dict[str, list[Pan
     return {group: members for group, members in panels.items() if members}
 
 
-def _with_mean(name: str, curves: list[Curve], titles: Sequence[str]) -> list[Curve]:
+def _add_mean(name: str, curves: list[Curve], titles: Sequence[str]) -> list[Curve]:
     """The mean of several runs with their spread, and the runs themselves behind it."""
     if len(curves) == 1:
         return [curves[0]._replace(name=name)]

@@ -45,10 +45,10 @@ class Page:
             [
                 tables.overview_section(self._groups),
                 self._warnings(),
-                self._by_run("Architecture", self._architecture),
+                self._switch_runs("Architecture", self._architecture),
                 self._curves(),
-                self._by_run("Probabilities over time", self._probabilities),
-                self._by_run("Pareto front", self._front),
+                self._switch_runs("Probabilities over time", self._probabilities),
+                self._switch_runs("Pareto front", self._front),
                 tables.limits_section(self._runs),
                 tables.results_section(self._groups),
                 self._pictures(),
@@ -135,7 +135,7 @@ class Page:
             "Curves", element("p", f"{hint} {note if spread else ''}".strip(), class_="hint"), switch, *parts
         )
 
-    def _by_run(self, title: str, draw: Callable[[RunData], Sequence[Html | None]]) -> Html | None:
+    def _switch_runs(self, title: str, draw: Callable[[RunData], Sequence[Html | None]]) -> Html | None:
         """A section in which a switch chooses the run; without a script, and printed, all are there."""
         drawn = {str(index): parts for index, run in enumerate(self._runs) if (parts := draw(run))}
         if len(drawn) == len(self._runs) and all(parts == drawn["0"] for parts in drawn.values()):

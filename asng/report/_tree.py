@@ -80,11 +80,11 @@ def running_decisions(run: RunData) -> set[str]:
         node = rest.pop()
         names.add(node.name)
         value = run.values.get(node.name)
-        rest += [each for label, part in node.inside.items() if _runs(node, label, value) for each in part]
+        rest += [each for label, part in node.inside.items() if _is_active(node, label, value) for each in part]
     return names - run.inactive
 
 
-def _runs(node: Node, label: str, value: Any) -> bool:
+def _is_active(node: Node, label: str, value: Any) -> bool:
     """Whether an option or a block runs under the value of its decision."""
     if not label:
         return True
@@ -121,7 +121,7 @@ def _part(node: Node, label: str, nodes: list[Node], value: Any, run: RunData) -
     title = f"block {label}" if node.range is not None else label
     if not label:
         return inner
-    if _runs(node, label, value):
+    if _is_active(node, label, value):
         return element("div", element("div", title, class_="soft"), inner, class_="part")
     return element("details", element("summary", f"{title}, not used"), inner, class_="part off")
 

@@ -23,15 +23,15 @@ def find_warnings(run: RunData) -> list[str]:
     """The warnings about a run, a sentence each; empty where there are none."""
     return [
         *run.faults,
-        *_not_finite(run),
-        *_unmet_limits(run),
-        *_find_short(run),
-        *_collapse(run),
-        *_no_influence(run),
+        *_find_losses_not_finite(run),
+        *_find_unmet_limits(run),
+        *_find_short_search(run),
+        *_find_collapse(run),
+        *_find_cells_without_influence(run),
     ]
 
 
-def _not_finite(run: RunData) -> Iterator[str]:
+def _find_losses_not_finite(run: RunData) -> Iterator[str]:
     bad: dict[str, list[float]] = {}
     known: set[str] = set()  # names that have had a number: null is NaN then, and not what was never measured
     for step, record in zip(run.steps, run.records, strict=True):
@@ -51,7 +51,7 @@ def _not_finite(run: RunData) -> Iterator[str]:
         )
 
 
-def _unmet_limits(run: RunData) -> Iterator[str]:
+def _find_unmet_limits(run: RunData) -> Iterator[str]:
     shares = [record["feasible"] for record in run.records if is_number(record.get("feasible"))]
     if run.summary.get("feasible") is False:
         yield "No architecture met the limits; this is the nearest. Raise the limits, or allow smaller choices."
@@ -60,7 +60,7 @@ def _unmet_limits(run: RunData) -> Iterator[str]:
         yield f"No candidate has met the limits{so_far}. Raise the limits, or allow smaller choices."
 
 
-def _find_short(run: RunData) -> Iterator[str]:
+def _find_short_search(run: RunData) -> Iterator[str]:
     """Warn of few steps or noise, and an undecided distribution, as `nas.search` does."""
     distribution = run.final_distribution
     choices = [parameters for parameters in distribution.values() if not is_normal(parameters)]
@@ -103,7 +103,7 @@ def _judged_steps(run: RunData) -> float | None:
     return run.steps[-1] if run.unit == "step" else None
 
 
-def _collapse(run: RunData) -> Iterator[str]:
+def _find_collapse(run: RunData) -> Iterator[str]:
     for where, operations in _operations(run).items():
         free = sum(operation in PARAMETER_FREE for operation in operations)
         if len(operations) >= MIN_OPERATIONS and free >= MAX_FREE * len(operations):
@@ -123,7 +123,7 @@ def _operations(run: RunData) -> dict[str, list[str]]:
     return {"network": [value for value in named.values() if isinstance(value, str)]}
 
 
-def _no_influence(run: RunData) -> Iterator[str]:
+def _find_cells_without_influence(run: RunData) -> Iterator[str]:
     values, cells = run.values, run.config.get("cells")
     if is_cells(values):
         for kind in CELL_KINDS:

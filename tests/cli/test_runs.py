@@ -155,6 +155,17 @@ def test_hostile_folders_are_listed_as_damaged_or_passed_over(folder):
     assert (describe_run(folder / "nan") or {})["best"] is None
 
 
+def test_runs_of_another_format_are_listed_as_that_and_not_as_damaged(folder):
+    (folder / "old").mkdir()
+    (folder / "old" / "metrics.jsonl").touch()
+    config = {"experiment": "cifar10", "kind": "search", "version": "0.1.0", "rate": 0.025}
+    (folder / "old" / "config.json").write_text(json.dumps(config))
+    (old,) = json.loads(run("runs", ".", "--json").out)["runs"]
+    assert old["state"] == "other format"
+    assert old["fault"].startswith("old is a run of format 1, made by asng '0.1.0'; this is asng ")
+    assert refusal("resume", "old") == old["fault"]
+
+
 # Resuming
 
 

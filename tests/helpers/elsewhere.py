@@ -25,8 +25,9 @@ folder = sys.argv[2]
 """
 WITH_SOURCE = """
 import torch
-sys.path.insert(0, folder)
-import network
+spec = importlib.util.spec_from_file_location("network", folder + "/network.py")
+network = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(network)
 net = network.load()
 for batch in (1, 5):
     with torch.no_grad():

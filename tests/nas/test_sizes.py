@@ -56,7 +56,7 @@ def test_all_sizes_are_those_that_python_computes(formula):
     formula = operator.add, formula, "a"  # so that there is a decision in it
     expected = {int(compute_or_reject(formula, values)) for values in assignments}
     size = build(formula)
-    assert size.all() == sorted(expected)
+    assert size.values() == sorted(expected)
     assert size.max == max(expected)
 
 
@@ -93,18 +93,18 @@ def test_a_size_is_computed_from_the_selected_values(formula, row):
 def test_sizes_are_written_as_they_were_computed(make, text, sizes):
     size = make(Width("a", 1, 3), Width("b", [2, 4]))
     assert repr(size) == text
-    assert size.all() == sizes
+    assert size.values() == sizes
 
 
 def test_a_size_that_cancels_out_is_what_is_left():
     a = Width("a", 1, 500)
-    assert (a * 2 - a + a // 500 - a // 500).all() == list(range(1, 501))
-    assert (a - Width("a", 1, 500) + 3).all() == [3]  # the same decision by its name
+    assert (a * 2 - a + a // 500 - a // 500).values() == list(range(1, 501))
+    assert (a - Width("a", 1, 500) + 3).values() == [3]  # the same decision by its name
 
 
 def test_many_sums_are_listed_quickly():
     total: Any = sum((Width(f"w{n}", 1, 64) for n in range(20)), start=0)
-    assert total.all() == list(range(20, 20 * 64 + 1))
+    assert total.values() == list(range(20, 20 * 64 + 1))
 
 
 class Attention(nn.Module):

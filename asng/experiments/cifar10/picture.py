@@ -69,7 +69,7 @@ class CellPicture(ABC):
         for state in (0, 1):
             self._draw_input(state, state in used)
         slots = [(node, slot) for node in range(NODES) for slot in (0, 1)]
-        for node, slot in sorted(slots, key=lambda slot: self._likely(slot[0], f"in{slot[1] + 1}") or 0):
+        for node, slot in sorted(slots, key=lambda slot: self._probability(slot[0], f"in{slot[1] + 1}") or 0):
             self._draw_line(node, slot)  # the likely ones last: on top where lines share a lane
         for node in range(NODES):
             self._draw_node(node)
@@ -86,7 +86,7 @@ class CellPicture(ABC):
         self.draw_line([*[(x, top + self.end)] * 4, (x, top + self.end + HEAD)], "arrow")
         self.draw_text(x, top + self.end + HEAD + 0.1, "cell k")
 
-    def _likely(self, node: int, part: str) -> float | None:
+    def _probability(self, node: int, part: str) -> float | None:
         return self.likely.get(f"{self.kind}{node}.{part}")
 
     def _draw_input(self, state: int, used: bool) -> None:
@@ -98,7 +98,7 @@ class CellPicture(ABC):
 
     def _draw_line(self, node: int, slot: int) -> None:
         """From a state to the operation that takes it."""
-        likely = self._likely(node, f"in{slot + 1}")
+        likely = self._probability(node, f"in{slot + 1}")
         layer, x = self.layout.depths[2 + node], self.left + self.layout.entry(node, slot)
         way = self._way(self.paths[node][slot][0], layer, x, self.tops[layer] + HEAD)
         self.draw_line(way, "arrow", likely, f"{self.kind}{node}.in{slot + 1}")
@@ -111,7 +111,7 @@ class CellPicture(ABC):
         x, y = self._x(layer, 2 + node), self.tops[layer] + HEAD
         low = y + self.box + JOIN + self.radius
         for slot, (source, operation) in enumerate(self.paths[node]):
-            likely, middle = self._likely(node, f"op{slot + 1}"), self.left + self.layout.entry(node, slot)
+            likely, middle = self._probability(node, f"op{slot + 1}"), self.left + self.layout.entry(node, slot)
             start, third = y + self.box, (x - middle) / 3
             turn = [(middle, start), (middle, (start + 2 * low) / 3), (middle + third, low), (x, low), (x, low)]
             self.draw_line(turn, "")  # down from an operation, and sideways into its sum

@@ -34,7 +34,7 @@ def psnr(restored: Tensor, original: Tensor) -> Tensor:
     >>> psnr(torch.tensor([0, 10]).byte().view(2, 1, 1, 1), torch.zeros(2, 1, 1, 1))
     tensor([    inf, 28.1308], dtype=torch.float64)
     """
-    restored, original = _to_comparable(restored, original)
+    restored, original = _to_pixels(restored, original)
     error = (restored - original).square().mean((1, 2, 3))
     return 10 * (255**2 / error).log10()
 
@@ -47,7 +47,7 @@ def ssim(restored: Tensor, original: Tensor) -> Tensor:
     >>> ssim(torch.ones(1, 3, 16, 16), torch.ones(1, 3, 16, 16))
     tensor([1.], dtype=torch.float64)
     """
-    restored, original = _to_comparable(restored, original)
+    restored, original = _to_pixels(restored, original)
     mean_r, mean_o, of_squares_r, of_squares_o, of_products = _blur(
         torch.stack([restored, original, restored.square(), original.square(), restored * original])
     )
@@ -59,7 +59,7 @@ def ssim(restored: Tensor, original: Tensor) -> Tensor:
     return similarity.mean((1, 2, 3))
 
 
-def _to_comparable(restored: Tensor, original: Tensor) -> tuple[Tensor, Tensor]:
+def _to_pixels(restored: Tensor, original: Tensor) -> tuple[Tensor, Tensor]:
     """Both as float64 in 0..255: variances are small differences of large numbers, and GPUs round float32."""
     first, second = (
         (image if image.dtype == torch.uint8 else quantize(image)).double() for image in (restored, original)

@@ -60,9 +60,9 @@ class Net(nas.Searchable):
         self.decisions = nn.ModuleList(decisions)
         # The image may come into any of the first layers: all take as much as comes, and begin alike.
         in_channels = nas.AnySize(max(IMAGE_CHANNELS, *encoding.widths_of(space)))
-        self.encoder = nn.ModuleList(_of_each_kind(_conv, nas.Conv2d, in_channels, width) for width in channels)
+        self.encoder = nn.ModuleList(_make_each_kind(_conv, nas.Conv2d, in_channels, width) for width in channels)
         self.decoder = nn.ModuleList(
-            _of_each_kind(_mirror, nas.ConvTranspose2d, in_channels, width) for width in channels
+            _make_each_kind(_mirror, nas.ConvTranspose2d, in_channels, width) for width in channels
         )
         self.last = nas.ConvTranspose2d(in_channels, IMAGE_CHANNELS, 3, padding=1, bias=False)
         self._bounds = Chains(
@@ -208,7 +208,7 @@ def _mirror(make: Make, in_channels: Any, out_channels: Any, kernel: int, skip: 
     return _conv(make, in_channels, out_channels, kernel, skip, output_padding=0 if skip else 1)
 
 
-def _of_each_kind(layer: Make, *arguments: Any) -> nn.ModuleDict:
+def _make_each_kind(layer: Make, *arguments: Any) -> nn.ModuleDict:
     return nn.ModuleDict(
         {kind: layer(*arguments, kernel, skip) for kind, (kernel, skip) in encoding.LAYER_KINDS.items()}
     )

@@ -77,7 +77,7 @@ def _has_own_methods(layer: ElasticLayer) -> bool:
 def _keep_groups(layer: Any, channels: str = "out_channels", groups: str = "groups") -> bool:
     """Whether all groups of channels have one size, so that the first channels are the first groups."""
     sizes, groups_size = layer.sizes[channels], layer.sizes[groups]
-    return groups_size.max == 1 or len((sizes // groups_size).all()) == 1
+    return groups_size.max == 1 or len((sizes // groups_size).values()) == 1
 
 
 def _linear(layer: Any, masks: Masks, input: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from asng.nas._size import AnySize, Size, check_fixed, map_sizes, to_sizes
 from asng.nas.decisions import Searchable
 
 
-def on_meta(kind: Any, **settings: Any) -> nn.Module:
+def build_on_meta(kind: Any, **settings: Any) -> nn.Module:
     """A torch layer on the device "meta"; the constructor runs once for equal settings, which are hashable."""
     return _copy_layer(kind, *_prototype(kind, tuple(settings.items())))
 
@@ -281,7 +281,7 @@ class ElasticLayer(Searchable):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call torch's layer of the selected sizes, made of the slices."""
-        static, tensors = on_meta(self.torch_layer, **self.static_settings()), self.active_tensors()
+        static, tensors = build_on_meta(self.torch_layer, **self.static_settings()), self.active_tensors()
         self._check_tensors(static, tensors)
         for name, tensor in tensors.items():
             owner, key = owner_of(static, name)
@@ -304,7 +304,7 @@ class ElasticLayer(Searchable):
         self._check_static(in_channels)
         computed = self._any_size is not None or self._forward_pre_hooks
         with self._prepare(in_channels) if computed else nullcontext():
-            static, tensors = on_meta(self.torch_layer, **self.static_settings()), self.active_tensors()
+            static, tensors = build_on_meta(self.torch_layer, **self.static_settings()), self.active_tensors()
         self._check_tensors(static, tensors)
         build = current_build.get()
         copies = build is None or build.copies

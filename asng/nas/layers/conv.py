@@ -189,7 +189,7 @@ def check_groups(channels: Size | AnySize, groups: Size) -> None:
         if groups.max > 1:
             raise ValueError(f"channels of any size, {channels}, cannot be split into groups={groups}")
     elif not groups.is_elastic:
-        wrong = [size for size in channels.all() if size % groups()]
+        wrong = [size for size in channels.values() if size % groups()]
         if wrong and channels.is_elastic:
             raise ValueError(
                 f"every width must be divisible by groups={groups}, but {channels} can be {wrong[0]}; "
@@ -203,7 +203,7 @@ def check_groups(channels: Size | AnySize, groups: Size) -> None:
 
 
 def _check_kernel(side: Size, padding: float, dilation: int, given: Any) -> None:
-    sizes = sorted(side.all())
+    sizes = sorted(side.values())
     if any((b - a) % 2 for a, b in pairwise(sizes)):
         raise ValueError(
             f"kernels are cut from the center of the largest, so all must be odd or all even, got {sizes}; "

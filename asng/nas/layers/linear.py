@@ -200,18 +200,18 @@ class MultiheadAttention(ElasticLayer, nn.MultiheadAttention):
 
     def active_tensors(self) -> dict[str, Tensor | None]:
         width, out = self.sizes["embed_dim"](), self.out_proj
-        weight = torch.cat([self._of_heads(part)[:, :width] for part in self.in_proj_weight.chunk(3)])
+        weight = torch.cat([self._trim_heads(part)[:, :width] for part in self.in_proj_weight.chunk(3)])
         bias = self.in_proj_bias
         return {
             "in_proj_weight": weight,
-            "in_proj_bias": None if bias is None else torch.cat([self._of_heads(part) for part in bias.chunk(3)]),
-            "bias_k": None if self.bias_k is None else self._of_heads(self.bias_k.flatten()).view(1, 1, -1),
-            "bias_v": None if self.bias_v is None else self._of_heads(self.bias_v.flatten()).view(1, 1, -1),
-            "out_proj.weight": self._of_heads(out.weight[:width].T).T,
+            "in_proj_bias": None if bias is None else torch.cat([self._trim_heads(part) for part in bias.chunk(3)]),
+            "bias_k": None if self.bias_k is None else self._trim_heads(self.bias_k.flatten()).view(1, 1, -1),
+            "bias_v": None if self.bias_v is None else self._trim_heads(self.bias_v.flatten()).view(1, 1, -1),
+            "out_proj.weight": self._trim_heads(out.weight[:width].T).T,
             "out_proj.bias": trim(out.bias, width),
         }
 
-    def _of_heads(self, tensor: Tensor) -> Tensor:
+    def _trim_heads(self, tensor: Tensor) -> Tensor:
         """The entries of the selected heads, on the first axis."""
         heads = self.sizes["num_heads"]() if self._by_head else 1
         groups = self.num_heads if self._by_head else 1

@@ -271,4 +271,4 @@ def test_sizes_print_as_they_are_written():
         "'a'",
         "3 * 'a' + 3",
     ]
-    assert ((a + 1) * 3).all() == [6, 9, 12, 15, 18, 21, 24, 27]
+    assert ((a + 1) * 3).values() == [6, 9, 12, 15, 18, 21, 24, 27]
