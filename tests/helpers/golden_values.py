@@ -186,9 +186,9 @@ def first_steps(job: Any, portable: int) -> Values:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Of all bits of parameters and buffers; their names do not count, their order does."""
+    """Of all bits of parameters and buffers, tied ones once; their names do not count, their order does."""
     every = hashlib.sha256()
-    for tensor in model.state_dict().values():
+    for tensor in {tensor.data_ptr(): tensor for tensor in model.state_dict().values()}.values():
         every.update(tensor.contiguous().numpy().tobytes())
     return every.hexdigest()
 
