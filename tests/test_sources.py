@@ -31,6 +31,7 @@ CALLS = re.compile(
     r"|.*\.(extractall|load_module|read_pickle)"
 )
 NEEDED = {  # what is known to be harmless
+    "asng/_evaluation.py": ["pickle"],  # an exception of this very process, to see whether it comes back
     "asng/nas/_source.py": ["exec", "compile"],  # runs what it has just written, to compare it with the model
     "benchmarks/cifar10_tables.py": ["subprocess"],  # runs asng itself, without a shell
 }

@@ -88,7 +88,7 @@ def avg_pool_backward(
 
 
 @triton.jit
-def _better(best, tap, value, number):
+def _take_better(best, tap, value, number):
     """Compare as torch does: the first of equal maxima wins, and the last NaN."""
     wins = (value > best) | (value != value)
     return tl.where(wins, value, best), tl.where(wins, number, tap)
@@ -130,13 +130,13 @@ def max_pool(
             column = center + (kx - 1) * C
             exists = inside & (column >= 0) & (column < W * C)
             value = tl.load(row + column, exists, other=float("-inf")).to(tl.float32)
-            below, tap_below = _better(below, tap_below, value, kx)
+            below, tap_below = _take_better(below, tap_below, value, kx)
         if i >= 2 and i % STEP == 0:
             oh = first + (i - 2) // STEP
             best, tap = lowest, leftmost + tl.where(oh == 0, 3, 0)
-            best, tap = _better(best, tap, above, tap_above)
-            best, tap = _better(best, tap, middle, tap_middle + 3)
-            best, tap = _better(best, tap, below, tap_below + 6)
+            best, tap = _take_better(best, tap, above, tap_above)
+            best, tap = _take_better(best, tap, middle, tap_middle + 3)
+            best, tap = _take_better(best, tap, below, tap_below + 6)
             target = (n * OH + oh) * (OW * C) + index
             tl.store(y + target, best.to(y.dtype.element_ty), index < tl.where(oh < OH, OW * C, 0))
             if SAVE:

@@ -40,7 +40,7 @@ class Half(NamedTuple):
     out_width: int
 
     @classmethod
-    def both(cls, x: Tensor, settings: list[HalfSettings]) -> list["Half"]:
+    def pair_of(cls, x: Tensor, settings: list[HalfSettings]) -> list["Half"]:
         images, channels, height, width = x.shape
         row = align(channels)
         result = []
@@ -97,7 +97,7 @@ class SeparableFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
         *tensors, settings, dtype, save = arguments
-        halves = Half.both(x, settings)
+        halves = Half.pair_of(x, settings)
         shape = (*x.shape[:2], halves[1].out_height, halves[1].out_width)
         y = empty_rows(shape, x.new_empty(0, dtype=dtype))
         with device_of(x):

@@ -276,7 +276,7 @@ class OneShot:
             if done is not None:
                 self._failures.end_step({"train": False, "valid": False})
                 if self._unread is not None:
-                    _candidates.warn_of_unread(self._captured.unread, "a captured step")
+                    _candidates.warn_of_unread(self._captured.unread_decisions, "a captured step")
                     self._unread = None
                 return done
         outcomes: list[Outcome | None] = []

@@ -130,7 +130,7 @@ class Page:
         has_time = any(any(run.seconds) for run in self._runs)
         units = {f"{run.unit}s" for run in self._runs if run.records}
         steps = units.pop() if len(units) == 1 else "steps"
-        switch = _switch("Against", "axis", "", {"step": steps, "time": "time"}) if has_time else None
+        switch = _radio_buttons("Against", "axis", "", {"step": steps, "time": "time"}) if has_time else None
         return section(
             "Curves", element("p", f"{hint} {note if spread else ''}".strip(), class_="hint"), switch, *parts
         )
@@ -142,7 +142,7 @@ class Page:
             return section(title, *drawn["0"])
         names = {index: self._runs[int(index)].title for index in drawn}
         panels = [element("div", element("h3", names[index]), *drawn[index], data_run=index) for index in drawn]
-        switch = _switch("Run", "run", title, names) if len(drawn) > 1 else None
+        switch = _radio_buttons("Run", "run", title, names) if len(drawn) > 1 else None
         return section(title, switch, *panels) if panels else None
 
     def _architecture(self, run: RunData) -> list[Html | None]:
@@ -191,7 +191,7 @@ def _swatch(color: int, dash: int, is_dot: bool) -> Html:
     return Html(f'<svg aria-hidden="true" class="c{color} d{dash}">{shape}</svg>')
 
 
-def _switch(legend: str, kind: str, where: str, choices: Mapping[str, str]) -> Html:
+def _radio_buttons(legend: str, kind: str, where: str, choices: Mapping[str, str]) -> Html:
     """Radio buttons of which the first is chosen; the script sets all switches of a kind alike."""
     name = f"{kind} {where}".strip()
     buttons = [

@@ -212,7 +212,7 @@ def test_a_run_of_an_older_version_is_not_evaluated_and_no_data_is_loaded(experi
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "checkpoint.pt").touch()
     message = refusal(experiment.name, "evaluate", tmp_path, "--data", tmp_path / "nowhere")
-    assert message.startswith(f"{tmp_path} is a run of format 1, made by asng '0.0.1'; this is asng ")
+    assert message.startswith(f"{tmp_path} is a run of format 1, made by asng '0.0.1'; this asng, ")
 
 
 def test_the_checkpoint_of_another_run_is_refused_in_one_line(experiment, tmp_path):

@@ -162,7 +162,7 @@ def test_runs_of_another_format_are_listed_as_that_and_not_as_damaged(folder):
     (folder / "old" / "config.json").write_text(json.dumps(config))
     (old,) = json.loads(run("runs", ".", "--json").out)["runs"]
     assert old["state"] == "other format"
-    assert old["fault"].startswith("old is a run of format 1, made by asng '0.1.0'; this is asng ")
+    assert old["fault"].startswith("old is a run of format 1, made by asng '0.1.0'; this asng, ")
     assert refusal("resume", "old") == old["fault"]
 
 

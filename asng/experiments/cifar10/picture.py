@@ -76,7 +76,7 @@ class CellPicture(ABC):
         last, y = len(self.layout.layers) - 1, self.tops[-1] + HEAD
         ends = [self._x(last, state) for state in self.layout.loose]
         for state, x in zip(self.layout.loose, ends, strict=True):
-            self.draw_line(self._way(state, last + 1, x, y), "arrow loose", name=f"{self.kind}{state - 2}.out")
+            self.draw_line(self._find_way(state, last + 1, x, y), "arrow loose", name=f"{self.kind}{state - 2}.out")
         self._draw_output((min(ends) + max(ends)) / 2, y, max(max(ends) - min(ends) + 0.4, self.widths[2]))
 
     def _draw_output(self, x: float, top: float, width: float) -> None:
@@ -100,7 +100,7 @@ class CellPicture(ABC):
         """From a state to the operation that takes it."""
         likely = self._probability(node, f"in{slot + 1}")
         layer, x = self.layout.depths[2 + node], self.left + self.layout.entry(node, slot)
-        way = self._way(self.paths[node][slot][0], layer, x, self.tops[layer] + HEAD)
+        way = self._find_way(self.paths[node][slot][0], layer, x, self.tops[layer] + HEAD)
         self.draw_line(way, "arrow", likely, f"{self.kind}{node}.in{slot + 1}")
         if likely is not None:
             self.draw_text(x + 0.06, self.tops[layer] + HEAD / 2 - 0.02, f"{likely:.2f}", "small start")
@@ -129,7 +129,7 @@ class CellPicture(ABC):
     def _x(self, layer: int, state: int) -> float:
         return self.left + self.layout.layers[layer][state]
 
-    def _way(self, state: int, layer: int, x: float, y: float) -> Way:
+    def _find_way(self, state: int, layer: int, x: float, y: float) -> Way:
         """From a state down through its lanes to (x, y) in a layer: bent between layers, straight in them."""
         own = self.layout.depths[state]
         way = [(self._x(own, state), self.tops[own] + (self.layer if own else self.end))]

@@ -83,7 +83,7 @@ class Columns:
         self._starts: dict[Any, int] = {}  # by sets of cases, and by functions
         self._encoders: list[Encoder] = []
         self._length = 0
-        self.unread = set(supernet.space)  # decisions
+        self.unread_decisions = set(supernet.space)
 
     def __len__(self) -> int:
         return self._length
@@ -98,12 +98,12 @@ class Columns:
 
     def add_function(self, function: NumbersFn, args: tuple[Any, ...], length: int) -> int:
         """The first column of the integers that a function makes of the values and further arguments."""
-        self.unread.clear()  # it may read any
+        self.unread_decisions.clear()  # it may read any
         return self._add((function, args), lambda: lambda values, positions: function(values, *args), length)
 
     def add_size(self, size: Size) -> int:
         """The column of a size that follows decisions."""
-        self.unread.difference_update(decision.name for decision in size.decisions)
+        self.unread_decisions.difference_update(decision.name for decision in size.decisions)
         return self._add((Size, repr(size)), lambda: lambda values, positions: [size._size_under(values)])
 
     def _add(self, key: Any, make_encoder: Callable[[], Encoder], length: int = 1) -> int:

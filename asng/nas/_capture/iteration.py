@@ -27,7 +27,7 @@ from asng.nas.supernet import Supernet, Values
 ForkFn = Callable[[Sequence[Callable[[], None]]], None]
 
 
-def in_turn(branches: Sequence[Callable[[], None]]) -> None:
+def run_in_turn(branches: Sequence[Callable[[], None]]) -> None:
     """Run branches without a graph: one after another."""
     for branch in branches:
         branch()
@@ -97,7 +97,7 @@ class Iteration:
             self._allocate(len(self._columns))
             if is_on_cuda:  # with these copies: libraries load kernels at their first use
                 with _switch.refuse_synchronization():
-                    self._run(run_all, in_turn)
+                    self._run(run_all, run_in_turn)
         if is_on_cuda:
             self._try_capture(with_passes=False)  # which also sends what passes need and a graph cannot
             if self._limited:
@@ -138,7 +138,7 @@ class Iteration:
     def _measure(self, run: Callable[[Values], Mapping[int, Tensor]], values: Values) -> masked.Results:
         """Run passes, each from the same weights, buffers and RNG state."""
         model = self._supernet.model
-        with self._fork_rng(), masked.in_double(model, *self._batches.values()), masked.CheckMode():
+        with self._fork_rng(), masked.compute_in_double(model, *self._batches.values()), masked.CheckMode():
             try:
                 gradients = run(values)
             except torch.OutOfMemoryError:
@@ -189,7 +189,7 @@ class Iteration:
         self._allocate(0)
         self._discovers = True
         try:
-            self._run(run_all, in_turn)
+            self._run(run_all, run_in_turn)
             self._check_side_effects()
         except Unswitchable as error:
             around = _module_around(error, self._supernet)
@@ -205,9 +205,9 @@ class Iteration:
         return True
 
     @property
-    def unread(self) -> list[str]:
+    def unread_decisions(self) -> list[str]:
         """The decisions that no pass reads."""
-        return sorted(self._columns.unread)
+        return sorted(self._columns.unread_decisions)
 
     def _check_side_effects(self) -> None:
         """Refuse a pass that makes new buffers: a graph would write into the same ones, and read the first ones.
@@ -302,7 +302,7 @@ class Iteration:
         self._batches["valid"].copy_(valid_batch)
         self.update.refresh()
         if self._graph is None:
-            self._run(run_one, in_turn, run_one)
+            self._run(run_one, run_in_turn, run_one)
         else:
             self._graph.replay()
         outputs = self._outputs.tolist()  # the only wait

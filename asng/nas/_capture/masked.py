@@ -239,7 +239,7 @@ def relative_difference(found: Mapping[int, Tensor], expected: Mapping[int, Tens
 
 
 @contextmanager
-def in_double(model: nn.Module, *batches: StaticBatch) -> Iterator[None]:
+def compute_in_double(model: nn.Module, *batches: StaticBatch) -> Iterator[None]:
     """Let a model and its batches be in float64, which autocast leaves alone; buffers are restored on exit."""
     tensors = [*model.parameters(), *model.buffers()]
     before, given, dtype = (

@@ -75,9 +75,9 @@ class CapturedStep:
         return None
 
     @property
-    def unread(self) -> list[str]:
+    def unread_decisions(self) -> list[str]:
         """The decisions that the captured step does not read."""
-        return [] if self._iteration is None else self._iteration.unread
+        return [] if self._iteration is None else self._iteration.unread_decisions
 
     def store(self) -> None:
         """Leave gradients and momentum where the plain path and checkpoints look for them."""

@@ -92,13 +92,13 @@ class _Open:
         return 1  # as of a value
 
     def __getitem__(self, _: int) -> Any:
-        self._trace.columns.unread.discard(self._decision.name)
+        self._trace.columns.unread_decisions.discard(self._decision.name)
         if self._trace.scope.mode is Mode.FIXED:
             return (self._decision.variable.values() or (None,))[0]
         raise _Undecided(self._decision)
 
     def index_tensor(self) -> Tensor:
-        self._trace.columns.unread.discard(self._decision.name)
+        self._trace.columns.unread_decisions.discard(self._decision.name)
         return self._trace.index(self._trace.columns.add_decision(self._decision.name))
 
 

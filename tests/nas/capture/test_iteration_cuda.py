@@ -16,7 +16,7 @@ from torch import nn
 from asng.nas import Limit, OneOf, parameters
 from asng.nas import oneshot as oneshot_module
 from asng.nas._capture import trace
-from asng.nas._capture.iteration import in_turn
+from asng.nas._capture.iteration import run_in_turn
 from asng.nas._capture.switch import BranchingGraph, unavailable_reason
 from tests.helpers.captures import (
     LIMITS,
@@ -154,7 +154,7 @@ def test_replays_draw_new_dropout_masks_and_follow_the_seed(limits):
 @pytest.mark.parametrize("side_by_side", [True, False], ids=["side by side", "in turn"])
 def test_passes_without_a_feasible_candidate_do_nothing(cases, side_by_side, monkeypatch):
     if not side_by_side:
-        monkeypatch.setattr(BranchingGraph, "fork", lambda self, branches: in_turn(branches))
+        monkeypatch.setattr(BranchingGraph, "fork", lambda self, branches: run_in_turn(branches))
     monkeypatch.setattr(trace, "MAX_CASES", cases)
     monkeypatch.setattr(oneshot_module, "MAX_DRAWS", 0)  # so that there are too few for the weights, too
     torch.manual_seed(0)
