@@ -19,7 +19,7 @@ Values = dict[str, Any]
 TrialT = TypeVar("TrialT", bound=Hashable)
 MAX_TEXT = 200  # characters of an error
 MIN_POLL, MAX_POLL = 0.01, 3600.0  # seconds between two looks at running evaluations
-KILLED = "KilledWorker"  # Dask's error for what was on a worker that died, time and again, whoever killed it
+KILLED = "KilledWorker"  # Dask's error for an evaluation whose workers died several times, by whatever cause
 UNKNOWN_FUNCTION = "its processes end before they call the function, which must be in a file that they can import"
 MAX_START = 120.0  # seconds that a process may take to start and import the function, besides the timeout
 

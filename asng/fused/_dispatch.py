@@ -157,8 +157,9 @@ class SideStream:
         Raises RuntimeError if autograd has copied one of them before.
         """
         addresses = {gradient.data_ptr() for gradient in gradients if gradient is not None}
-        for stream, written, _ in cls._running:
+        for stream in {stream for stream, _, _ in cls._running}:
             torch.cuda.current_stream().wait_stream(stream)
+        for _, written, _ in cls._running:
             if not addresses.issuperset(written):
                 raise RuntimeError("a gradient was copied before it was computed; leave out hooks of parameters")
         cls._running.clear()

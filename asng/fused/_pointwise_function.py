@@ -28,8 +28,7 @@ MAX_BLOCK = 64  # channels that are multiplied at once
 MAX_PIXELS = 128  # of a tile
 MIN_PROGRAMS = 120
 WEIGHT_PROGRAMS = 264  # that sum up gradients of weights: each writes a matrix
-ONE_PASS_PROGRAMS = 264  # likewise, where the same programs compute those of inputs
-ONE_PASS_CHANNELS = 64  # up to which they can
+ONE_PASS_CHANNELS = 64  # up to which the same programs compute those of inputs
 # Of gradients of inputs: pixels of a tile, warps, stages, by the channels that a program computes once for all inputs.
 INPUT_TILES = {64: (128, 8, 2), 128: (64, 4, 1)}
 BLOCK_TILE = (64, 4, 3)  # likewise, where there are more channels: block by block, for each block of inputs
@@ -241,8 +240,7 @@ class Backward(NamedTuple):
 
     def input_gradients(self, gradients: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """Write the gradients of the maps; return those of the batch norm."""
-        size, weight, chunks = self.size, self.weight, len(self.sums.partial)
-        dweight, dbias = (None, None) if weight is None else (torch.empty_like(weight), torch.empty_like(weight))
+        size, chunks, (dweight, dbias) = self.size, len(self.sums.partial), self._empty_like_norm()
         groups, outputs = size.maps * -(-size.inputs // size.block_inputs), min(size.block_channels, MAX_BLOCK)
         limit, (most, warps, stages) = next(
             ((n, tile) for n, tile in INPUT_TILES.items() if size.channels <= n), (0, BLOCK_TILE)
@@ -259,9 +257,10 @@ class Backward(NamedTuple):
         )
         return dweight, dbias
 
-    def weight_gradient(self) -> Tensor:
-        """The gradient of the weights for each program."""
-        size, chunks = self.size, len(self.sums.partial)
+    def weight_gradient(self, gradients: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The gradient of the weights for each program; with memory for those of the maps, all that `run` gives."""
+        size, chunks, with_inputs = self.size, len(self.sums.partial), len(gradients) > 0
+        dweight, dbias = self._empty_like_norm() if with_inputs else (None, None)
         outputs, inputs = min(size.block_channels, MAX_BLOCK), size.block_inputs
         groups, rows = size.maps * -(-size.inputs // inputs), -(-size.channels // outputs)
         block = 64 if self.z.element_size() == 2 else 32  # for shared memory
@@ -269,39 +268,28 @@ class Backward(NamedTuple):
         programs = -(-size.pixels // (block * tiles))
         partial = torch.empty(programs, self.pointwise.numel(), device=self.z.device)
         _pointwise_kernels.pointwise_weight_gradient[programs, groups, rows](
-            *(*self._gradient, partial, *_list_maps(self.maps), chunks, size.pixels, tiles),
+            *(*self._gradient, self.pointwise, dweight, dbias, partial),
+            *(*_list_maps(self.maps), *_list_maps(gradients or self.maps), chunks, size.pixels, tiles),
             *(*size[1:], self.dy_row, block, outputs, inputs, power_of_two(chunks)),
             **self._flags,
+            WITH_INPUTS=with_inputs,
             num_warps=WARPS,
-            num_stages=pipeline_stages(self.z.device),
+            num_stages=1 if with_inputs else pipeline_stages(self.z.device),
         )
-        return partial
+        return partial, dweight, dbias
 
     def run(self, gradients: Sequence[Tensor], side: SideStream) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Write the gradients of the maps; return that of the weights for each program, and those of the batch norm."""
         if self.size.channels <= ONE_PASS_CHANNELS and not side.is_open:
-            return self._in_one_pass(gradients)
+            return self.weight_gradient(gradients)
         with side.fork():
-            partial = self.weight_gradient()
+            partial, _, _ = self.weight_gradient()
         return partial, *self.input_gradients(gradients)
 
-    def _in_one_pass(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        size, weight, chunks = self.size, self.weight, len(self.sums.partial)
-        dweight, dbias = (None, None) if weight is None else (torch.empty_like(weight), torch.empty_like(weight))
-        outputs, inputs = size.block_channels, size.block_inputs
-        groups = size.maps * -(-size.inputs // inputs)
-        block = 64 if self.z.element_size() == 2 else 32  # for shared memory
-        tiles = -(-size.pixels // (block * -(-ONE_PASS_PROGRAMS // groups)))
-        programs = -(-size.pixels // (block * tiles))
-        partial = torch.empty(programs, self.pointwise.numel(), device=self.z.device)
-        _pointwise_kernels.pointwise_gradients[programs, groups](
-            *(*self._gradient, self.pointwise, dweight, dbias, partial, *_list_maps(self.maps), *_list_maps(gradients)),
-            *(chunks, size.pixels, tiles, *size[1:], self.dy_row, block, outputs, inputs, power_of_two(chunks)),
-            **self._flags,
-            num_warps=WARPS,
-            num_stages=1,
-        )
-        return partial, dweight, dbias
+    def _empty_like_norm(self) -> tuple[Tensor | None, Tensor | None]:
+        """Memory for the gradients of the batch norm."""
+        weight = self.weight
+        return (None, None) if weight is None else (torch.empty_like(weight), torch.empty_like(weight))
 
 
 def reduce(partials: list[Tensor], results: list[Tensor]) -> None:

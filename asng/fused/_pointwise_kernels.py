@@ -239,65 +239,6 @@ def pointwise_weight_gradient(
     saved,
     sums,
     weight,
-    partial,
-    x0,
-    x1,
-    x2,
-    x3,
-    x4,
-    chunks,
-    pixels,
-    tiles,
-    COUNT: tl.constexpr,
-    IN: tl.constexpr,
-    IN_STRIDE: tl.constexpr,
-    C: tl.constexpr,
-    STRIDE: tl.constexpr,
-    OUT_WIDTH: tl.constexpr,
-    DY_STRIDE: tl.constexpr,
-    PIXELS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    AFFINE: tl.constexpr,
-    RELU: tl.constexpr,
-    DIAGONAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Of the weights of a 1x1 convolution, for each program.
-
-    The second index of a program is that of a block of channels of one of the maps, the third that of a block of
-    channels of the result.
-    """
-    BLOCKS: tl.constexpr = (IN + INPUTS - 1) // INPUTS
-    WEIGHTS: tl.constexpr = IN if DIAGONAL else COUNT * IN  # of a row
-    number = tl.program_id(1) // BLOCKS
-    x = _chosen_map(number, x0, x1, x2, x3, x4, COUNT)
-    c = tl.program_id(1) % BLOCKS * INPUTS + tl.arange(0, INPUTS)
-    o = tl.program_id(2) * OUTPUTS + tl.arange(0, OUTPUTS)
-    dtype = z.dtype.element_ty
-    scale, offset, slope = _coefficients(saved, sums, weight, None, None, o, chunks, pixels, C, CHUNKS, AFFINE)
-    gradients = tl.zeros([OUTPUTS, INPUTS], tl.float32)
-    for tile in range(tiles):
-        p = (tl.program_id(0) * tiles + tile) * PIXELS + tl.arange(0, PIXELS)
-        dz = _norm_gradient(dy, z, scale, offset, slope, p, o, pixels, C, STRIDE, DY_STRIDE)
-        mask = (p < pixels)[:, None] & (c < IN_STRIDE)[None, :]
-        offsets = _pixel(p, number, OUT_WIDTH, DIAGONAL)[:, None] * IN_STRIDE + c[None, :]
-        value = tl.load(x + offsets, mask, other=0.0).to(dtype)
-        if RELU:
-            value = tl.where(value < 0, 0.0, value).to(dtype)
-        gradients = tl.dot(tl.trans(dz), value, gradients, input_precision=PRECISION)
-    offsets, mask = _weights(o, c, number, C, IN, COUNT, WEIGHTS, DIAGONAL)
-    tl.store(partial + tl.program_id(0) * C * WEIGHTS + offsets, gradients, mask)
-
-
-@triton.jit
-def pointwise_gradients(
-    dy,
-    z,
-    saved,
-    sums,
-    weight,
     pointwise,
     dweight,
     dbias,
@@ -330,10 +271,13 @@ def pointwise_gradients(
     RELU: tl.constexpr,
     DIAGONAL: tl.constexpr,
     PRECISION: tl.constexpr,
+    WITH_INPUTS: tl.constexpr,
 ):
-    """Both of the above in one pass, where a program has all channels of the result.
+    """Of the weights of a 1x1 convolution, for each program.
 
-    The second index of a program is that of a block of channels of one of the maps.
+    WITH_INPUTS: also through batch norm and convolution, where a program has all channels of the result. The second
+    index of a program is that of a block of channels of one of the maps, the third that of a block of channels of the
+    result.
     """
     BLOCKS: tl.constexpr = (IN + INPUTS - 1) // INPUTS
     WEIGHTS: tl.constexpr = IN if DIAGONAL else COUNT * IN  # of a row
@@ -341,11 +285,12 @@ def pointwise_gradients(
     x = _chosen_map(number, x0, x1, x2, x3, x4, COUNT)
     dx = _chosen_map(number, dx0, dx1, dx2, dx3, dx4, COUNT)
     c = tl.program_id(1) % BLOCKS * INPUTS + tl.arange(0, INPUTS)
-    o = tl.arange(0, OUTPUTS)
+    o = tl.program_id(2) * OUTPUTS + tl.arange(0, OUTPUTS)
     dtype = z.dtype.element_ty
     scale, offset, slope = _coefficients(saved, sums, weight, dweight, dbias, o, chunks, pixels, C, CHUNKS, AFFINE)
     weights, is_weight = _weights(o, c, number, C, IN, COUNT, WEIGHTS, DIAGONAL)
-    factors = tl.load(pointwise + weights, is_weight, other=0.0).to(dtype)
+    if WITH_INPUTS:
+        factors = tl.load(pointwise + weights, is_weight, other=0.0).to(dtype)
     gradients = tl.zeros([OUTPUTS, INPUTS], tl.float32)
     for tile in range(tiles):
         p = (tl.program_id(0) * tiles + tile) * PIXELS + tl.arange(0, PIXELS)
@@ -353,10 +298,12 @@ def pointwise_gradients(
         mask = (p < pixels)[:, None] & (c < IN_STRIDE)[None, :]
         offsets = _pixel(p, number, OUT_WIDTH, DIAGONAL)[:, None] * IN_STRIDE + c[None, :]
         value = tl.load(x + offsets, mask, other=0.0).to(dtype)
-        inner = tl.dot(dz, factors, input_precision=PRECISION)
+        if WITH_INPUTS:
+            inner = tl.dot(dz, factors, input_precision=PRECISION)
+            if RELU:
+                inner = tl.where(value <= 0, 0.0, inner)
+            tl.store(dx + offsets, inner.to(dx0.dtype.element_ty), mask)
         if RELU:
-            inner = tl.where(value <= 0, 0.0, inner)
             value = tl.where(value < 0, 0.0, value).to(dtype)
-        tl.store(dx + offsets, inner.to(dx0.dtype.element_ty), mask)
         gradients = tl.dot(tl.trans(dz), value, gradients, input_precision=PRECISION)
     tl.store(partial + tl.program_id(0) * C * WEIGHTS + weights, gradients, is_weight)

@@ -75,7 +75,7 @@ def test_joined_maps_and_gradients_equal_torchs(number, shape, outputs, one_pass
 
 
 def test_joined_maps_in_several_tiles(monkeypatch):
-    monkeypatch.setattr(_pointwise_function, "ONE_PASS_PROGRAMS", 5)
+    monkeypatch.setattr(_pointwise_function, "WEIGHT_PROGRAMS", 5)
     layer, reference = pair(Join, 3 * 40, 20, join_maps, torch_join)
     maps = [channels_last((2, 40, 9, 8), torch.float32, seed) for seed in range(3)]
     assert_close(run(layer, *maps), run(reference, *(x.double() for x in maps)), torch.float32)

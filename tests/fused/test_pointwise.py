@@ -63,7 +63,6 @@ def test_mixed_precision_is_as_near_as_torchs(x_dtype):
 def test_programs_with_several_tiles_and_many_chunks(one_pass, monkeypatch):
     monkeypatch.setattr(_pointwise_function, "ONE_PASS_CHANNELS", one_pass)
     monkeypatch.setattr(_pointwise_function, "WEIGHT_PROGRAMS", 2)
-    monkeypatch.setattr(_pointwise_function, "ONE_PASS_PROGRAMS", 2)
     monkeypatch.setattr(_pointwise_function, "MAX_MOMENTS", 0)
     monkeypatch.setattr(_pointwise_function, "MAX_SUMS", 0)
     monkeypatch.setattr(_pointwise_function, "MAX_MERGES", 4)

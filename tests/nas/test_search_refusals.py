@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from asng import ASNG, Categorical, Integer
-from asng.nas import OneOf, OneShot, Value, space_of
+from asng.nas import OneOf, OneShot, Value, space_of, top
 from asng.nas import _checkpoints as checkpoints
 from tests.helpers.searches import Net, Switch, batches, cross_entropy, data, make_oneshot, run_search
 
@@ -50,7 +50,10 @@ def test_an_optimizer_of_another_space_is_refused(space, message):
 def test_the_space_of_an_optimizer_may_have_another_order():
     model = Net()
     space = dict(reversed(space_of(model).items()))
-    OneShot(model, ASNG(space), torch.optim.SGD(model.parameters(), 0.1), cross_entropy).step(*batches(2))
+    search = OneShot(model, ASNG(space), torch.optim.SGD(model.parameters(), 0.1), cross_entropy)
+    search.step(*batches(2))
+    assert list(search.arch_optimizer.mode()) == list(space) != list(space_of(model))
+    assert top(search)[0].values == {name: search.arch_optimizer.mode()[name] for name in space_of(model)}
 
 
 def test_parameters_that_weights_does_not_hold_are_named():

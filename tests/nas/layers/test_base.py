@@ -10,37 +10,8 @@ import torch
 from torch import nn
 
 from asng import nas
-from asng.nas import extract, select
+from asng.nas import select
 from tests.helpers.elastic_sizes import equal, odd, width
-
-# Plain numbers: torch's layers.
-
-
-PLAIN = [
-    (lambda m: m.Conv2d(4, 6, 3, 2, 1, 1, 2), (2, 4, 7, 7)),
-    (lambda m: m.Conv2d(4, 6, (3, 1), padding="same", padding_mode="reflect", bias=False), (2, 4, 7, 7)),
-    (lambda m: m.Conv2d(4, 6, 3, padding="valid"), (2, 4, 7, 7)),
-    (lambda m: m.ConvTranspose2d(4, 6, 3, 2, 1, 1, 2), (2, 4, 7, 7)),
-    (lambda m: m.Linear(4, 6), (2, 4)),
-    (lambda m: m.BatchNorm1d(4), (2, 4)),
-    (lambda m: m.BatchNorm2d(4, momentum=None), (2, 4, 7, 7)),
-    (lambda m: m.LayerNorm([3, 4]), (2, 3, 4)),
-]
-
-
-@pytest.mark.parametrize(("make", "shape"), PLAIN)
-def test_plain_numbers_make_torchs_layer(make, shape):
-    torch.manual_seed(0)
-    layer = make(nas)
-    torch.manual_seed(0)
-    plain = make(nn)
-    assert repr(layer) == repr(plain)
-    assert layer.state_dict().keys() == plain.state_dict().keys()
-    assert all(torch.equal(tensor, plain.state_dict()[name]) for name, tensor in layer.state_dict().items())
-    x = torch.randn(shape)
-    assert torch.equal(layer(x), plain(x))
-    assert nas.space_of(layer) == {}
-    assert type(extract(nn.Sequential(layer), {})[0]) is type(plain)
 
 
 @pytest.mark.parametrize("size", [nas.Width("w", 2, 4), nas.Width("w", 2, 4) * 2])

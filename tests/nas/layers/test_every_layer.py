@@ -102,6 +102,14 @@ def test_copies_and_pickles_compute_the_same(name):
 
 
 PLAIN: list[tuple[Any, Any]] = [
+    (lambda m: m.Conv2d(4, 6, 3, 2, 1, 1, 2), (2, 4, 7, 7)),
+    (lambda m: m.Conv2d(4, 6, (3, 1), padding="same", padding_mode="reflect", bias=False), (2, 4, 7, 7)),
+    (lambda m: m.Conv2d(4, 6, 3, padding="valid"), (2, 4, 7, 7)),
+    (lambda m: m.ConvTranspose2d(4, 6, 3, 2, 1, 1, 2), (2, 4, 7, 7)),
+    (lambda m: m.Linear(4, 6), (2, 4)),
+    (lambda m: m.BatchNorm1d(4), (2, 4)),
+    (lambda m: m.BatchNorm2d(4, momentum=None), (2, 4, 7, 7)),
+    (lambda m: m.LayerNorm([3, 4]), (2, 3, 4)),
     (lambda m: m.Conv1d(4, 6, 3, 2, 1, 1, 2), (2, 4, 7)),
     (lambda m: m.Conv3d(4, 6, (3, 1, 2), padding="same", padding_mode="reflect", bias=False), (2, 4, 5, 5, 5)),
     (lambda m: m.ConvTranspose1d(4, 6, 3, 2, 1, 1, 2), (2, 4, 7)),
@@ -125,6 +133,8 @@ def test_plain_numbers_make_torchs_layer(make, shape):
     plain = make(nn)
     assert repr(layer) == repr(plain)
     torch.testing.assert_close(layer.state_dict(), plain.state_dict(), rtol=0, atol=0)
+    assert layer.state_dict().keys() == plain.state_dict().keys()
+    assert all(torch.equal(tensor, plain.state_dict()[name]) for name, tensor in layer.state_dict().items())
     x = torch.randn(shape)
     assert torch.equal(layer(x), plain(x))
     assert space_of(layer) == {}

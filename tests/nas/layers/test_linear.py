@@ -171,15 +171,20 @@ def test_attention_in_a_transformer_layer_of_torch():
             torch.testing.assert_close(extracted(x), model(x))
 
 
-@pytest.mark.parametrize("searched", ["feed-forward", "attention"])
-def test_torchs_fast_path_does_not_run_past_elastic_layers(searched):
-    model = nn.TransformerEncoderLayer(8, 4, 16, batch_first=True)
+def make_elastic(layer, searched):
+    """Let the heads of an encoder layer of torch be searched, or the width of its feed-forward part."""
     if searched == "attention":
-        model.self_attn = nas.MultiheadAttention.from_torch(model.self_attn, num_heads=nas.Width("w", [2, 4]))
+        layer.self_attn = nas.MultiheadAttention.from_torch(layer.self_attn, num_heads=nas.Width("w", [2, 4]))
     else:
         hidden = nas.Width("w", [2, 16])
-        model.linear1 = nas.Linear.from_torch(model.linear1, out_features=hidden)
-        model.linear2 = nas.Linear.from_torch(model.linear2, in_features=hidden)
+        layer.linear1 = nas.Linear.from_torch(layer.linear1, out_features=hidden)
+        layer.linear2 = nas.Linear.from_torch(layer.linear2, in_features=hidden)
+
+
+@pytest.mark.parametrize("searched", ["feed-forward", "attention"])
+def test_torchs_fast_path_does_not_run_past_elastic_layers(searched):
+    model: Any = nn.TransformerEncoderLayer(8, 4, 16, batch_first=True)
+    make_elastic(model, searched)
     x = torch.randn(2, 3, 8)
     select(model.eval(), {"w": 2})
     with torch.no_grad():
@@ -193,12 +198,7 @@ def test_an_encoder_of_torch_with_padding_is_scored_as_it_is_extracted(searched)
     torch.manual_seed(0)
     model: Any = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 4, 16, batch_first=True, dropout=0.0), 2)
     for layer in model.layers:
-        if searched == "attention":
-            layer.self_attn = nas.MultiheadAttention.from_torch(layer.self_attn, num_heads=nas.Width("w", [2, 4]))
-        else:
-            hidden = nas.Width("w", [2, 16])
-            layer.linear1 = nas.Linear.from_torch(layer.linear1, out_features=hidden)
-            layer.linear2 = nas.Linear.from_torch(layer.linear2, in_features=hidden)
+        make_elastic(layer, searched)
     x, padding = torch.randn(2, 3, 8), torch.tensor([[False] * 3, [False, False, True]])
 
     def loss_fn(model, batch):
