@@ -169,8 +169,9 @@ def depthwise_input_gradient(
     CHANNELS: tl.constexpr,
     NORM: tl.constexpr,
     AFFINE: tl.constexpr,
+    ADD: tl.constexpr,
 ):
-    """Through depthwise convolution and ReLU; with NORM also the sums for the batch norm before.
+    """Through depthwise convolution and ReLU, if ADD onto what is there; with NORM also sums for the batch norm before.
 
     ROWS and COLUMNS are those of the input, multiples of STEP.
     """
@@ -214,7 +215,11 @@ def depthwise_input_gradient(
             if NORM:
                 before = value * scale[None, :] + shift[None, :]
             rounded = tl.where(mask & (before > 0), gradients[row * COLUMNS + column], 0.0).to(dx.dtype.element_ty)
-            tl.store(dx + target * DX_STRIDE + c[None, :], rounded, mask & (c < DX_STRIDE)[None, :])
+            mask = mask & (c < DX_STRIDE)[None, :]
+            if ADD:
+                earlier = tl.load(dx + target * DX_STRIDE + c[None, :], mask, other=0.0).to(tl.float32)
+                rounded = (earlier + rounded.to(tl.float32)).to(dx.dtype.element_ty)
+            tl.store(dx + target * DX_STRIDE + c[None, :], rounded, mask)
             rounded = rounded.to(tl.float32)
             total += rounded
             products += rounded * (value - mean[None, :])

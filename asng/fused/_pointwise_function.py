@@ -19,6 +19,7 @@ from asng.fused._dispatch import (
     to_rows,
 )
 from asng.fused._norm import PROGRAM_CHANNELS, Split
+from asng.fused._placement import place_like, place_rows
 from asng.fused._pointwise import MAX_MAPS
 
 MAX_MOMENTS = 4096  # channels times chunks that every program adds up; more are merged by a kernel before
@@ -126,7 +127,7 @@ class PointwiseFunction(torch.autograd.Function):
         row = row_of(first)
         maps = tuple(to_rows(x, row) for x in maps)
         size = ConvSizes(images * height * width, number, inputs, row, channels, align(channels), width)
-        y = empty_rows((images, channels, height, width), first.new_empty(0, dtype=dtype))
+        y, _ = place_rows((images, channels, height, width), first.new_empty(0, dtype=dtype))
         with device_of(first):
             z, moments = multiply(maps, pointwise, size, dtype, reading)
             saved = torch.empty(2, channels, device=first.device)
@@ -146,13 +147,13 @@ class PointwiseFunction(torch.autograd.Function):
         gradients = [empty_rows(x.shape, x, size.input_row) for x in maps]
         if ctx.reading.diagonal:  # most pixels have none
             gradients[0].zero_()
-        dpointwise, side = torch.empty_like(pointwise), SideStream(dy)
+        side, (dpointwise, adds) = SideStream(dy), place_like(pointwise)
         with device_of(dy):
             sums = sum_gradients(dy, row_of(dy), z, saved, size).merge(moments=False)
             through = Backward(dy, row_of(dy), z, saved, sums, weight, pointwise, maps, size, ctx.reading)
             partial, dweight, dbias = through.run(gradients, side)
             with side.fork():
-                reduce([partial], [dpointwise])
+                reduce([partial], [dpointwise], [adds])
         side.leave([dpointwise], through)
         return dpointwise, dweight, dbias, *[None] * 7, *gradients
 
@@ -292,13 +293,13 @@ class Backward(NamedTuple):
         return (None, None) if weight is None else (torch.empty_like(weight), torch.empty_like(weight))
 
 
-def reduce(partials: list[Tensor], results: list[Tensor]) -> None:
-    """The sums of the rows of one matrix or of four, in one launch."""
+def reduce(partials: list[Tensor], results: list[Tensor], adds: list[bool]) -> None:
+    """The sums of the rows of one matrix or of four, in one launch; or add these sums to the results."""
     rows, columns, number = 64, 32, len(partials)
-    partials, results = (4 // number) * partials, (4 // number) * results
+    partials, results, adds = (4 // number) * partials, (4 // number) * results, (4 // number) * adds
     tiles = [-(-max(len(partials[i]), len(partials[i + 2])) // rows) for i in (0, 1)]
     lengths = [partial.shape[1] for partial in partials]
     triples = [item for p, r in zip(partials, results, strict=True) for item in (p, r, len(p))]
     _sum_kernels.reduce_rows[-(-max(lengths) // columns), number](
-        *triples, lengths[0], lengths[1], *tiles, rows, columns
+        *triples, lengths[0], lengths[1], *tiles, rows, columns, *adds
     )

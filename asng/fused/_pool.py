@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from asng.fused._dispatch import device_of, is_supported, power_of_two, to_rows, widen
+from asng.fused._placement import place
 
 MAX_BLOCK = 512  # elements of a row that a program has
 MIN_PROGRAMS = 1024  # before a program has several rows
@@ -101,8 +102,11 @@ def _output_shape(x: Tensor, step: int) -> tuple[int, int, int, int]:
     return x.shape[0], x.shape[1], height, width
 
 
-def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+def _empty(shape: tuple[int, ...], like: Tensor, channels: int) -> tuple[Tensor, bool]:
+    """Memory for a result of which the first channels count, whole rows of it, and whether to add to what is there."""
+    rows = torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+    result, adds = place(rows[:, :channels])
+    return widen(result), adds
 
 
 class _AvgPool(torch.autograd.Function):
@@ -111,11 +115,12 @@ class _AvgPool(torch.autograd.Function):
         from asng.fused import _pool_kernels as kernels
 
         ctx.shape, ctx.step, x = x.shape, step, widen(x)
-        y = _empty(_output_shape(x, step), x)
+        y, adds = _empty(_output_shape(x, step), x, ctx.shape[1])
         grid = Grid(x, y.shape[3], y.shape[2])
         with device_of(x):
             kernels.avg_pool[grid.programs](
-                *(x, y, 0, *x.shape[1:], *y.shape[2:], step, grid.rows, grid.block, grid.align), num_warps=grid.warps
+                *(x, y, 0, *x.shape[1:], *y.shape[2:], step, grid.rows, grid.block, grid.align, adds),
+                num_warps=grid.warps,
             )
         return y[:, : ctx.shape[1]]
 
@@ -125,16 +130,16 @@ class _AvgPool(torch.autograd.Function):
         from asng.fused import _pool_kernels as kernels
 
         dy = widen(to_rows(gradient))
-        dx = _empty((len(dy), dy.shape[1], *ctx.shape[2:]), dy)
+        dx, adds = _empty((len(dy), dy.shape[1], *ctx.shape[2:]), dy, ctx.shape[1])
         grid, sizes = Grid(dy, dy.shape[3], dy.shape[2]), (*dx.shape[1:], *dy.shape[2:])
         with device_of(dy):
             if ctx.step == 1:
                 kernels.avg_pool[grid.programs](
-                    *(dy, dx, 0, *sizes, 1, grid.rows, grid.block, grid.align), num_warps=grid.warps
+                    *(dy, dx, 0, *sizes, 1, grid.rows, grid.block, grid.align, adds), num_warps=grid.warps
                 )
             else:
                 kernels.avg_pool_backward[grid.programs_of_rows](
-                    *(dy, dx, 0, *sizes, grid.block, grid.align), num_warps=grid.warps
+                    *(dy, dx, 0, *sizes, grid.block, grid.align, adds), num_warps=grid.warps
                 )
         return dx[:, : ctx.shape[1]], None
 
@@ -145,7 +150,7 @@ class _MaxPool(torch.autograd.Function):
         from asng.fused import _pool_kernels as kernels
 
         ctx.shape, ctx.step, x = x.shape, step, widen(x)
-        y = _empty(_output_shape(x, step), x)
+        y, _ = _empty(_output_shape(x, step), x, ctx.shape[1])
         taps = torch.empty_like(y, dtype=torch.uint8) if save else None
         grid = Grid(x, y.shape[3], y.shape[2])
         with device_of(x):
@@ -164,15 +169,16 @@ class _MaxPool(torch.autograd.Function):
 
         (taps,) = ctx.saved_tensors
         dy = widen(to_rows(gradient, taps.shape[1]))
-        dx = _empty((len(dy), dy.shape[1], *ctx.shape[2:]), dy)
+        dx, adds = _empty((len(dy), dy.shape[1], *ctx.shape[2:]), dy, ctx.shape[1])
         grid = Grid(dy, dy.shape[3], dy.shape[2])
         with device_of(dy):
             if ctx.step == 1:
                 kernels.max_pool_backward[grid.programs](
-                    *(dy, taps, dx, 0, *dx.shape[1:], grid.rows, grid.block, grid.align), num_warps=grid.warps
+                    *(dy, taps, dx, 0, *dx.shape[1:], grid.rows, grid.block, grid.align, adds), num_warps=grid.warps
                 )
             else:
                 kernels.max_pool_backward_step2[grid.programs_of_rows](
-                    *(dy, taps, dx, 0, *dx.shape[1:], *dy.shape[2:], grid.block, grid.align), num_warps=grid.warps
+                    *(dy, taps, dx, 0, *dx.shape[1:], *dy.shape[2:], grid.block, grid.align, adds),
+                    num_warps=grid.warps,
                 )
         return dx[:, : ctx.shape[1]], None, None

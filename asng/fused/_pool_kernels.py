@@ -12,6 +12,16 @@ import triton
 import triton.language as tl
 
 
+@triton.jit
+def _store(target, value, mask, ADD: tl.constexpr):
+    """Store a value, or add it to what is there."""
+    rounded = value.to(target.dtype.element_ty)
+    if ADD:
+        before = tl.load(target, mask, other=0.0).to(tl.float32)
+        rounded = (before + rounded.to(tl.float32)).to(target.dtype.element_ty)
+    tl.store(target, rounded, mask)
+
+
 @triton.jit(do_not_specialize=["zero"])
 def avg_pool(
     x,
@@ -26,6 +36,7 @@ def avg_pool(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
+    ADD: tl.constexpr,
 ):
     """Means; with a step of 1 also the gradients of the inputs, which are means of the outputs'."""
     CHUNKS: tl.constexpr = (OH + ROWS - 1) // ROWS
@@ -47,7 +58,7 @@ def avg_pool(
             oh = first + (i - 2) // STEP
             target = y + (n * OH + oh) * (OW * C) + index
             mean = (above + middle + below) * (1 / 9)
-            tl.store(target, mean.to(y.dtype.element_ty), index < tl.where(oh < OH, OW * C, 0))
+            _store(target, mean, index < tl.where(oh < OH, OW * C, 0), ADD)
         above = middle
         middle = below
 
@@ -64,6 +75,7 @@ def avg_pool_backward(
     OW: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
+    ADD: tl.constexpr,
 ):
     """With a step of 2: 2x2 pixels of the input are in the windows of up to 2x2 of the output."""
     n, oh = tl.program_id(0) // OH, tl.program_id(0) % OH
@@ -79,12 +91,11 @@ def avg_pool_backward(
     column = index + index // C * C
     target = dx + (n * H + 2 * oh) * (W * C) + column
     second = inside & (column + C < W * C)
-    tl.store(target, value.to(dx.dtype.element_ty), inside)
-    tl.store(target + C, (value + value_right).to(dx.dtype.element_ty), second)
     lower = index < tl.where(2 * oh + 1 < H, OW * C, 0)
-    tl.store(target + W * C, (value + below).to(dx.dtype.element_ty), lower)
-    total = value + value_right + below + below_right
-    tl.store(target + (W + 1) * C, total.to(dx.dtype.element_ty), second & lower)
+    _store(target, value, inside, ADD)
+    _store(target + C, value + value_right, second, ADD)
+    _store(target + W * C, value + below, lower, ADD)
+    _store(target + (W + 1) * C, value + value_right + below + below_right, second & lower, ADD)
 
 
 @triton.jit
@@ -157,6 +168,7 @@ def max_pool_backward(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
+    ADD: tl.constexpr,
 ):
     """With a step of 1: each row of outputs has gradients for the row above, its own and the one below."""
     CHUNKS: tl.constexpr = (H + ROWS - 1) // ROWS
@@ -178,7 +190,7 @@ def max_pool_backward(
             below += tl.where(tap == kx + 6, gradient, 0.0)
         if i >= 2:
             target = dx + (n * H + h - 1) * (W * C) + index
-            tl.store(target, above.to(dx.dtype.element_ty), index < tl.where(h <= H, W * C, 0))
+            _store(target, above, index < tl.where(h <= H, W * C, 0), ADD)
         above = middle
         middle = below
 
@@ -196,6 +208,7 @@ def max_pool_backward_step2(
     OW: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
+    ADD: tl.constexpr,
 ):
     """2x2 pixels of the input are in the windows of up to 2x2 of the output."""
     n, oh = tl.program_id(0) // OH, tl.program_id(0) % OH
@@ -223,7 +236,7 @@ def max_pool_backward_step2(
     target = dx + (n * H + 2 * oh) * (W * C) + column
     second = inside & (column + C < W * C)
     lower = index < tl.where(2 * oh + 1 < H, OW * C, 0)
-    tl.store(target, upper_left.to(dx.dtype.element_ty), inside)
-    tl.store(target + C, upper_right.to(dx.dtype.element_ty), second)
-    tl.store(target + W * C, lower_left.to(dx.dtype.element_ty), lower)
-    tl.store(target + (W + 1) * C, lower_right.to(dx.dtype.element_ty), second & lower)
+    _store(target, upper_left, inside, ADD)
+    _store(target + C, upper_right, second, ADD)
+    _store(target + W * C, lower_left, lower, ADD)
+    _store(target + (W + 1) * C, lower_right, second & lower, ADD)

@@ -8,7 +8,8 @@ from torch.autograd.function import once_differentiable
 
 from asng.fused import _depthwise_kernels
 from asng.fused import _pointwise_function as _pointwise
-from asng.fused._dispatch import ALIGN, SideStream, align, device_of, empty_rows, power_of_two, row_of, to_rows
+from asng.fused._dispatch import ALIGN, SideStream, align, device_of, power_of_two, row_of, to_rows
+from asng.fused._placement import place_like, place_rows
 from asng.fused._pointwise_function import Moments, Norm
 
 DEPTHWISE_CHANNELS = 16  # of a program
@@ -99,7 +100,7 @@ class SeparableFunction(torch.autograd.Function):
         *tensors, settings, dtype, save = arguments
         halves = Half.pair_of(x, settings)
         shape = (*x.shape[:2], halves[1].out_height, halves[1].out_width)
-        y = empty_rows(shape, x.new_empty(0, dtype=dtype))
+        y, _ = place_rows(shape, x.new_empty(0, dtype=dtype))
         with device_of(x):
             source, taps = _prepare(x, tensors[0], tensors[6], halves[0], dtype)
             to_save: list[Any] = []
@@ -127,11 +128,11 @@ class SeparableFunction(torch.autograd.Function):
         tensors, n = ctx.saved_tensors, len(Saved._fields)
         (half1, half2), first, second = ctx.halves, Saved(*tensors[:n]), Saved(*tensors[n:])
         dy = to_rows(gradient)
-        dx = empty_rows(ctx.shape, dy.new_empty(0, dtype=ctx.dtype), ctx.row)
+        dx, adds_dx = place_rows(ctx.shape, dy.new_empty(0, dtype=ctx.dtype), ctx.row)
         du = torch.empty_like(first.z)
         is_padded = half1.row != ctx.row
         weights = (first.depthwise, first.pointwise, second.depthwise, second.pointwise)
-        results = [torch.empty_like(weight) for weight in weights]
+        results, adds = map(list, zip(*map(place_like, weights), strict=True))
         side = SideStream(dy)  # of what only the gradients of weights wait for
         with device_of(dy):
             sums = _pointwise.sum_gradients(dy, row_of(dy), second.z, second.moments, half2.product)
@@ -146,8 +147,8 @@ class SeparableFunction(torch.autograd.Function):
             partial_pw1, *norm1 = through1.run([dd1], side)
             with side.fork():
                 partial_dw1 = _weight_gradient(dd1, first.x, half1, is_rectified=is_padded)
-                _pointwise.reduce([partial_dw1, partial_pw1, partial_dw2, partial_pw2], results)
-            _input_gradient(dd1, first.x, first.taps, dx, ctx.row, None, half1)
+                _pointwise.reduce([partial_dw1, partial_pw1, partial_dw2, partial_pw2], results, adds)
+            _input_gradient(dd1, first.x, first.taps, dx, ctx.row, None, half1, adds=adds_dx)
         side.leave(results, through1, through2, dd1, dd2, first, second)
         return dx, *results[:2], *norm1, None, None, *results[2:], *norm2, None, None, None, None, None
 
@@ -186,9 +187,17 @@ def _pointwise_backward(dy: Tensor, dy_row: int, saved: Saved, sums: Moments, ha
 
 
 def _input_gradient(
-    dd: Tensor, x: Tensor, taps: Tensor, dx: Tensor, dx_row: int, before: Saved | None, half: Half
+    dd: Tensor,
+    x: Tensor,
+    taps: Tensor,
+    dx: Tensor,
+    dx_row: int,
+    before: Saved | None,
+    half: Half,
+    *,
+    adds: bool = False,
 ) -> Moments:
-    """Writes the gradient of a depthwise convolution's input; returns sums for the batch norm before."""
+    """Writes the gradient of a depthwise convolution's input, or adds it; returns sums for the batch norm before."""
     norm = (None, None, None) if before is None else (before.moments, before.weight, before.bias)
     tile = Tile.of(half.channels, ELEMENTS[half.settings.kernel])
     programs = tile.tiles(half.images, half.height, half.width)
@@ -198,6 +207,7 @@ def _input_gradient(
         *(*half[4:], *half.settings[:2], *tile),
         NORM=before is not None,
         AFFINE=norm[1] is not None,
+        ADD=adds,
         num_warps=1,
     )
     return Moments(sums, half.images * half.height * half.width, 0)

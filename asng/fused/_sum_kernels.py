@@ -30,14 +30,27 @@ def merge_sums(partial, merged, chunks, C: tl.constexpr, CHANNELS: tl.constexpr,
 
 
 @triton.jit
-def _reduce(partial, result, rows, columns, TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _reduce(
+    partial,
+    result,
+    rows,
+    columns,
+    TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ADD: tl.constexpr,
+):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     for tile in range(TILES):
         row = tile * ROWS + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & (column < columns)[None, :]
         sums += tl.load(partial + row[:, None] * columns + column[None, :], mask, other=0.0)
-    tl.store(result + column, tl.sum(sums, 0).to(result.dtype.element_ty), column < columns)
+    rounded = tl.sum(sums, 0).to(result.dtype.element_ty)
+    if ADD:
+        before = tl.load(result + column, column < columns, other=0.0).to(tl.float32)
+        rounded = (before + rounded.to(tl.float32)).to(result.dtype.element_ty)
+    tl.store(result + column, rounded, column < columns)
 
 
 @triton.jit
@@ -60,14 +73,21 @@ def reduce_rows(
     TILES24: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    ADD1: tl.constexpr,
+    ADD2: tl.constexpr,
+    ADD3: tl.constexpr,
+    ADD4: tl.constexpr,
 ):
-    """Sums over the rows of four matrices, each into a vector; the first has as many columns as the third."""
+    """Sums over the rows of four matrices, each into a vector, or added to it.
+
+    The first matrix has as many columns as the third.
+    """
     which = tl.program_id(1)
     if which == 0:
-        _reduce(partial1, result1, rows1, columns13, TILES13, ROWS, COLUMNS)
+        _reduce(partial1, result1, rows1, columns13, TILES13, ROWS, COLUMNS, ADD1)
     elif which == 1:
-        _reduce(partial2, result2, rows2, columns24, TILES24, ROWS, COLUMNS)
+        _reduce(partial2, result2, rows2, columns24, TILES24, ROWS, COLUMNS, ADD2)
     elif which == 2:
-        _reduce(partial3, result3, rows3, columns13, TILES13, ROWS, COLUMNS)
+        _reduce(partial3, result3, rows3, columns13, TILES13, ROWS, COLUMNS, ADD3)
     else:
-        _reduce(partial4, result4, rows4, columns24, TILES24, ROWS, COLUMNS)
+        _reduce(partial4, result4, rows4, columns24, TILES24, ROWS, COLUMNS, ADD4)

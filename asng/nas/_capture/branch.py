@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from asng.fused._placement import Placement
 from asng.nas._capture.cases import Case, Mode, Refused, Site
 
 if TYPE_CHECKING:
@@ -117,16 +119,19 @@ class Branch:
         trace = self._trace
         scope = Scope(case, self._site.mode, trace.scope.depth + 1)
         since = torch.autograd._get_sequence_nr()  # of the next node
-        with trace.fix(case.assignment), trace.enter(scope), torch.set_grad_enabled(self._with_gradient):
+        placement = Placement({} if case.output_number is None else {case.output_number: buffers[0]})
+        with trace.fix(case.assignment), trace.enter(scope), torch.set_grad_enabled(self._with_gradient), placement:
             outputs = pytree.tree_flatten(self._function(*args, **named))[0]
         if trace.discovers:
             storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
             self.passes_on |= any(output.untyped_storage().data_ptr() in storages for output in outputs)
+            case.output_number = find_output(outputs, placement)
         with torch.no_grad():
             # Few operations can be told to write there, and one may keep its result for the gradient, which a write in
             # place into that of the switch would change.
             for buffer, output in zip(buffers, outputs, strict=True):
-                buffer.copy_(output)
+                if output.data_ptr() != buffer.data_ptr():
+                    buffer.copy_(output)
         if self._with_gradient:
             with_gradient = [tensor for tensor in inputs if tensor.requires_grad]
             if trace.discovers:
@@ -147,10 +152,16 @@ class Branch:
             return
         trace = self._trace
         with trace.fix(case.assignment), trace.enter(scope):
-            leaves = [*inputs, *trace.leaves_of(case)]
-            found = trace.grad([output for output, _ in pairs], [g for _, g in pairs], leaves, scope)
-            targets = [gradient for gradient in self._gradients if gradient is not None]
-            add_all([*targets, *trace.gradients_of(case)], found)
+            ends, wanted = [output for output, _ in pairs], [*inputs, *trace.leaves_of(case)]
+            targets = [gradient for gradient in self._gradients if gradient is not None] + trace.gradients_of(case)
+            direct = find_direct(ends, wanted) if trace.discovers else set()
+            placement = Placement({number: targets[at] for at, number in case.gradient_numbers.items()}, adds=True)
+            with placement:
+                found = trace.grad(ends, [gradient for _, gradient in pairs], wanted, scope)
+            if trace.discovers:
+                numbers = {at: placement.find(g) for at, g in enumerate(found) if g is not None and at in direct}
+                case.gradient_numbers = {at: number for at, number in numbers.items() if number is not None}
+            add_all(targets, placement.leave_out_placed(found))
         scope.forget()
 
 
@@ -187,6 +198,19 @@ class SwitchInput(torch.autograd.Function):
         return None, ctx.gradient
 
 
+def find_output(outputs: Sequence[Tensor], placement: Placement) -> int | None:
+    """The number of the result that is the only output of a case: one that no other function of the case can read."""
+    is_result = len(outputs) == 1 and isinstance(outputs[0].grad_fn, (BackwardCFunction, type(None)))
+    return placement.find(outputs[0]) if is_result else None
+
+
+def find_direct(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> set[int]:
+    """The positions of the inputs whose gradient is what a single function of ours or of a user's returns."""
+    users = {key: nodes for key, (_, nodes) in leaves(outputs).items()}
+    kinds = [[isinstance(node, BackwardCFunction) for node in users.get(id(x), [])] for x in inputs]
+    return {position for position, of_users in enumerate(kinds) if of_users == [True]}
+
+
 def add_all(targets: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
     """Add gradients, small ones in as few kernels as torch has; those that are missing are zero."""
     alike: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
@@ -212,13 +236,13 @@ def zeros_like(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     return [part.as_strided(like.shape, like.stride(), part.storage_offset()) for part, like in parts_and_tensors]
 
 
-def leaves(outputs: Sequence[Tensor], since: int = -1) -> dict[int, tuple[Tensor, set[str]]]:
-    """The leaves of the autograd graph behind some tensors, by id, and the names of the nodes that use each.
+def leaves(outputs: Sequence[Tensor], since: int = -1) -> dict[int, tuple[Tensor, list[Any]]]:
+    """The leaves of the autograd graph behind some tensors, by id, and the nodes that use each; None for an output.
 
     Raises ValueError where the graph goes back to nodes from before the number `since`.
     """
-    found: dict[int, tuple[Tensor, set[str]]] = {
-        id(tensor): (tensor, {""}) for tensor in outputs if tensor.requires_grad and tensor.grad_fn is None
+    found: dict[int, tuple[Tensor, list[Any]]] = {
+        id(tensor): (tensor, [None]) for tensor in outputs if tensor.requires_grad and tensor.grad_fn is None
     }
     waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
     seen = set(waiting)
@@ -229,7 +253,7 @@ def leaves(outputs: Sequence[Tensor], since: int = -1) -> dict[int, tuple[Tensor
         for following, _ in node.next_functions:
             leaf = getattr(following, "variable", None)
             if leaf is not None:
-                found.setdefault(id(leaf), (leaf, set()))[1].add(node.name())
+                found.setdefault(id(leaf), (leaf, []))[1].append(node)
             elif following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)

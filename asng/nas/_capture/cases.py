@@ -62,6 +62,9 @@ class Case:
     parameters: list[Tensor] = field(default_factory=list)  # that get a gradient
     sources: list[Tensor] = field(default_factory=list)  # that switches read and that get a gradient, on "meta"
     sites: "list[Site]" = field(default_factory=list)
+    # Of the results of fused functions, in their order: which is the output, and which the gradients of leaves.
+    output_number: int | None = None
+    gradient_numbers: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass

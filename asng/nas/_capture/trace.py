@@ -344,7 +344,9 @@ class Trace:
             ) from None
         found = [leaf for leaf, _ in nodes.values() if id(leaf) in self._weights.gradients]
         for parameter in found:
-            self.consumers.setdefault(id(parameter), set()).update(nodes[id(parameter)][1])
+            self.consumers.setdefault(id(parameter), set()).update(
+                "" if node is None else node.name() for node in nodes[id(parameter)][1]
+            )
             if self._depths.setdefault(id(parameter), self.scope.depth) != self.scope.depth:
                 names = [n for n, p in self._supernet.model.named_parameters() if p is parameter]
                 raise Refused(f"parameter {names[0]} is used inside and outside of a choice")

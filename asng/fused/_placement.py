@@ -1,0 +1,77 @@
+"""Memory that a caller has for results: kernels write or add to it, so that nothing is copied or added later."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from asng.fused._dispatch import empty_rows
+
+
+class Placement(AbstractContextManager["Placement"]):
+    """Places results of the fused functions that run inside of a with statement.
+
+    A first run without tensors tells by `find` which of the results is a certain tensor; the same functions run again
+    put it where it belongs.
+
+    Args:
+        tensors: By the number of a result, in the order in which they are allocated: where to put it. It stays
+            unused if it does not fit.
+        adds: Whether results are added to what the tensors hold.
+    """
+
+    _current: ClassVar["Placement | None"] = None
+
+    def __init__(self, tensors: Mapping[int, Tensor] | None = None, *, adds: bool = False) -> None:
+        self._tensors, self._adds = tensors or {}, adds
+        self._addresses: list[int] = []  # of all results
+        self._placed: set[int] = set()  # addresses, too
+
+    def __enter__(self) -> "Placement":
+        self._before, Placement._current = Placement._current, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Placement._current = self._before
+
+    def find(self, tensor: Tensor) -> int | None:
+        """The number of the result that is a tensor, the last one in its memory; None if there is none."""
+        found = [number for number, address in enumerate(self._addresses) if address == tensor.data_ptr()]
+        return found[-1] if found else None
+
+    def leave_out_placed(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Tensors of which those that are placed results become None; raises RuntimeError if one is missing there."""
+        rest = [None if t is not None and t.data_ptr() in self._placed else t for t in tensors]
+        if sum(t is not None for t in tensors) - sum(t is not None for t in rest) < len(self._placed):
+            raise RuntimeError("a result was placed that is none of these tensors")
+        return rest
+
+    def place(self, result: Tensor) -> tuple[Tensor, bool]:
+        target = self._tensors.get(len(self._addresses))
+        fits = target is not None and _layout(target) == _layout(result)
+        if target is not None and fits:
+            result = target.detach()
+            self._placed.add(result.data_ptr())
+        self._addresses.append(result.data_ptr())
+        return result, fits and self._adds
+
+
+def _layout(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def place(result: Tensor) -> tuple[Tensor, bool]:
+    """The memory for a result, by default that of the given empty tensor, and whether it is to be added there."""
+    return (result, False) if Placement._current is None else Placement._current.place(result)
+
+
+def place_rows(shape: tuple[int, ...], like: Tensor, row: int | None = None) -> tuple[Tensor, bool]:
+    """`place` for what `empty_rows` gives."""
+    return place(empty_rows(shape, like, row))
+
+
+def place_like(tensor: Tensor) -> tuple[Tensor, bool]:
+    """`place` for what `torch.empty_like` gives."""
+    return place(torch.empty_like(tensor))

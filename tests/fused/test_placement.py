@@ -1,0 +1,156 @@
+"""Results of kernels go where a caller has memory for them, and captured switches use it."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("triton")
+
+from asng import fused
+from asng.experiments.cifar10.layers import separable
+from asng.fused._placement import Placement
+from asng.nas import OneOf
+from tests.helpers.captures import assert_same_steps, iteration, oneshot
+
+LAYERS = {
+    "3x3": lambda: separable(8, 3, 1, affine=True),
+    "5x5, stride 2": lambda: separable(8, 5, 2, affine=True),
+    "12 channels": lambda: separable(12, 3, 1, affine=True),
+    "1x1": lambda: nn.Sequential(nn.Conv2d(8, 16, 1, bias=False), nn.BatchNorm2d(16)),
+    "average pool": lambda: nn.AvgPool2d(3, 1, 1),
+    "average pool, stride 2": lambda: nn.AvgPool2d(3, 2, 1),
+    "max pool": lambda: nn.MaxPool2d(3, 1, 1),
+    "max pool, stride 2": lambda: nn.MaxPool2d(3, 2, 1),
+}
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request):
+    torch.manual_seed(0)
+    return fused.fuse(LAYERS[request.param]())
+
+
+def images(layer):
+    channels = next((m.in_channels for m in layer.modules() if isinstance(m, nn.Conv2d)), 8)
+    return torch.randn(2, channels, 4, 4).contiguous(memory_format=torch.channels_last).requires_grad_()
+
+
+def gradients(layer, x, placement):
+    y = layer(x)
+    leaves = [x, *(p for m in layer.modules() if isinstance(m, nn.Conv2d) for p in m.parameters())]
+    with placement:
+        return torch.autograd.grad(y, leaves, torch.ones_like(y))
+
+
+def test_a_result_is_written_where_it_is_placed(layer):
+    x = images(layer)
+    with Placement() as first:
+        expected = layer(x)
+    number = first.find(expected)
+    target = copy.deepcopy(expected.detach()).fill_(torch.nan)  # with rows as long as those of the result
+    with Placement({number: target}):
+        result = layer(x)
+    assert result.data_ptr() == target.data_ptr()
+    assert torch.equal(target, expected)
+
+
+def test_gradients_are_added_where_they_are_placed(layer):
+    x = images(layer)
+    first = Placement()
+    expected = gradients(layer, x, first)
+    placed = {
+        number: torch.full_like(gradient, 3.0) for gradient in expected if (number := first.find(gradient)) is not None
+    }
+    second = Placement(placed, adds=True)
+    results = gradients(layer, x, second)
+    pairs = [(got, want) for got, want in zip(results, expected, strict=True) if first.find(want) is not None]
+    assert len(pairs) == len(placed) >= 1
+    for got, want in pairs:
+        assert torch.equal(got, want + 3)
+    left = second.leave_out_placed(results)
+    assert left.count(None) == len(pairs)
+
+
+def test_a_tensor_that_does_not_fit_stays_as_it_is(layer):
+    x = images(layer)
+    with Placement() as first:
+        expected = layer(x)
+    for target in (torch.zeros(1), torch.zeros_like(expected, dtype=torch.double), torch.zeros(expected.shape)):
+        with Placement({first.find(expected): target}):
+            assert torch.equal(layer(x), expected)
+        assert not target.any()
+
+
+def test_a_placed_gradient_that_is_not_returned_is_an_error():
+    placement = Placement({0: torch.zeros(3)}, adds=True)
+    placement.place(torch.empty(3))
+    with pytest.raises(RuntimeError, match="placed"):
+        placement.leave_out_placed([torch.zeros(3), None])
+
+
+class Twice(nn.Module):
+    """Adds up what two layers make of the same input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([separable(8, 3, 1, affine=True), nn.MaxPool2d(3, 1, 1)])
+
+    def forward(self, x):
+        return self.layers[0](x) + self.layers[1](x)
+
+
+class Slots(nn.Module):
+    """A node of two choices that read the same, as in a cell, and a choice that reads the node."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1)
+        rectified = nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.ReLU())
+        two = nn.Sequential(nn.MaxPool2d(3, 1, 1), separable(8, 3, 1, affine=True))  # the second gives the result
+        self.first = OneOf("first", [nn.Identity(), separable(8, 3, 1, affine=True)])
+        self.second = OneOf("second", [nn.MaxPool2d(3, 1, 1), two])
+        self.third = OneOf("third", [Twice(), rectified])
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(self.third(self.first(x) + self.second(x)).mean((2, 3)))
+
+
+def batches(n):
+    torch.manual_seed(1)
+    maps = [torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last) for _ in range(2 * n)]
+    pairs = [(x, torch.randint(3, (2,))) for x in maps]
+    return list(zip(pairs[::2], pairs[1::2], strict=True))
+
+
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16], ids=str)
+def test_steps_with_open_switches_equal_plain_ones_bit_for_bit(amp_dtype):
+    torch.manual_seed(0)
+    model = fused.fuse(Slots().to(memory_format=torch.channels_last))
+    assert_same_steps(model, amp_dtype=amp_dtype, data=batches(3))
+
+
+@pytest.mark.parametrize(("option", "copies"), [("identity", 4), ("pool", 0), ("separable", 0), ("rectified", 4)])
+def test_switches_copy_only_what_no_kernel_can_write_there(option, copies):
+    """Each of four passes has a switch."""
+    options = {
+        "identity": nn.Identity(),
+        "pool": nn.MaxPool2d(3, 1, 1),
+        "separable": separable(8, 3, 1, affine=True),
+        "rectified": nn.Sequential(separable(8, 3, 1, affine=True), nn.ReLU()),
+    }
+    torch.manual_seed(0)
+    stem = nn.Conv2d(3, 8, 1)
+    choice = OneOf("choice", {option: options[option], "other": nn.AvgPool2d(3, 1, 1)})
+    model = nn.Sequential(stem, choice, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    model = fused.fuse(model.to(memory_format=torch.channels_last))
+    train, valid = batches(1)[0]
+    opened = iteration(oneshot(model), train)
+    values = 2 * [{"choice": option}]
+    with torch.profiler.profile(record_shapes=True) as profile:
+        opened.step(values, train, values, valid)
+    copied = [e for e in profile.events() if e.name == "aten::copy_" and e.input_shapes[0] == [2, 8, 4, 4]]
+    assert len(copied) == copies
