@@ -30,14 +30,16 @@ def merge_sums(partial, merged, chunks, C: tl.constexpr, CHANNELS: tl.constexpr,
 
 
 @triton.jit
-def _reduce(partial, result, rows, columns, TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _reduce(partial, result, rows, columns, taps, TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for tile in range(TILES):
+    for tile in tl.static_range(TILES):  # so that many loads are under way
         row = tile * ROWS + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & (column < columns)[None, :]
         sums += tl.load(partial + row[:, None] * columns + column[None, :], mask, other=0.0)
-    tl.store(result + column, tl.sum(sums, 0).to(result.dtype.element_ty), column < columns)
+    channels = columns // taps
+    target = result + column % channels * taps + column // channels
+    tl.store(target, tl.sum(sums, 0).to(result.dtype.element_ty), column < columns)
 
 
 @triton.jit
@@ -45,29 +47,37 @@ def reduce_rows(
     partial1,
     result1,
     rows1,
+    columns1,
+    taps1,
     partial2,
     result2,
     rows2,
+    columns2,
+    taps2,
     partial3,
     result3,
     rows3,
+    columns3,
+    taps3,
     partial4,
     result4,
     rows4,
-    columns13,
-    columns24,
+    columns4,
+    taps4,
     TILES13: tl.constexpr,
+    ROWS13: tl.constexpr,
+    COLUMNS13: tl.constexpr,
     TILES24: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    ROWS24: tl.constexpr,
+    COLUMNS24: tl.constexpr,
 ):
-    """Sums over the rows of four matrices, each into a vector; the first has as many columns as the third."""
+    """Sums over the rows of four matrices, each into a vector; what has taps comes in tap by tap, and goes out last."""
     which = tl.program_id(1)
     if which == 0:
-        _reduce(partial1, result1, rows1, columns13, TILES13, ROWS, COLUMNS)
+        _reduce(partial1, result1, rows1, columns1, taps1, TILES13, ROWS13, COLUMNS13)
     elif which == 1:
-        _reduce(partial2, result2, rows2, columns24, TILES24, ROWS, COLUMNS)
+        _reduce(partial2, result2, rows2, columns2, taps2, TILES24, ROWS24, COLUMNS24)
     elif which == 2:
-        _reduce(partial3, result3, rows3, columns13, TILES13, ROWS, COLUMNS)
+        _reduce(partial3, result3, rows3, columns3, taps3, TILES13, ROWS13, COLUMNS13)
     else:
-        _reduce(partial4, result4, rows4, columns24, TILES24, ROWS, COLUMNS)
+        _reduce(partial4, result4, rows4, columns4, taps4, TILES24, ROWS24, COLUMNS24)
