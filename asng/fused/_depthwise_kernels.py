@@ -50,9 +50,8 @@ def _transpose(weights, taps, first, C: tl.constexpr, STRIDE: tl.constexpr, TAPS
 
 
 @triton.jit
-def _load_rectified(x, mask, RELU: tl.constexpr):
-    value = tl.load(x, mask, other=0.0).to(tl.float32)
-    return tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL) if RELU else value
+def _rectify(value):
+    return tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -129,7 +128,9 @@ def depthwise_forward(
     for y in tl.static_range(STEP * (ROWS - 1) + K):
         for z in tl.static_range(STEP * (COLUMNS - 1) + K):
             mask = _mask(here, top + y, left + z, c, H, W, STRIDE)
-            value = _load_rectified(source + (y * W + z) * STRIDE, mask, RELU)
+            value = tl.load(source + (y * W + z) * STRIDE, mask, other=0.0).to(tl.float32)
+            if RELU:
+                value = _rectify(value)
             for row in tl.static_range(ROWS):
                 for column in tl.static_range(COLUMNS):
                     sums = _add_tap(
@@ -144,7 +145,22 @@ def depthwise_forward(
 
 
 @triton.jit
-def depthwise_input_gradient(
+def _load_norm(saved, weight, bias, c, C: tl.constexpr, NORM: tl.constexpr, AFFINE: tl.constexpr):
+    """Means, scales and shifts of a batch norm, as rows; without one those that change nothing."""
+    mean = tl.zeros_like(c).to(tl.float32)
+    scale = mean + 1
+    shift = mean
+    if NORM:
+        mean = tl.load(saved + c, c < C, other=0.0)
+        scale = tl.load(saved + C + c, c < C, other=0.0)
+        if AFFINE:
+            scale *= tl.load(weight + c, c < C, other=0.0).to(tl.float32)
+            shift = tl.load(bias + c, c < C, other=0.0).to(tl.float32)
+    return mean[None, :], scale[None, :], shift[None, :]
+
+
+@triton.jit
+def depthwise_backward(
     dd,
     x,
     saved,
@@ -153,7 +169,9 @@ def depthwise_input_gradient(
     taps,
     dx,
     sums,
+    partial,
     images,
+    tiles,
     C: tl.constexpr,
     STRIDE: tl.constexpr,
     DX_STRIDE: tl.constexpr,
@@ -170,108 +188,79 @@ def depthwise_input_gradient(
     NORM: tl.constexpr,
     AFFINE: tl.constexpr,
     ADD: tl.constexpr,
+    WITH_INPUTS: tl.constexpr,
+    WITH_WEIGHTS: tl.constexpr,
 ):
-    """Through depthwise convolution and ReLU, if ADD onto what is there; with NORM also sums for the batch norm before.
+    """Through depthwise convolution and ReLU: gradients of the inputs, of the weights, or of both.
 
-    ROWS and COLUMNS are those of the input, multiples of STEP.
+    With NORM, x is what comes before a batch norm, and the gradients are those after it, with the sums that it needs.
+    With ADD those of the inputs are added to dx.
+    Sums stay with the threads over all tiles of a program. ROWS and COLUMNS are those of the input, multiples of STEP.
     """
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    n, i, j = _locate(tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS), H, W, ROWS, COLUMNS)
-    here = n < images
-    top, left = i // STEP, j // STEP  # of the output
+    mean, scale, shift = _load_norm(saved, weight, bias, c, C, NORM, AFFINE)
     MIDDLE: tl.constexpr = K // 2
     FIRST: tl.constexpr = -((K - 1 - MIDDLE) // STEP)
-    gradients = (tl.zeros([BLOCKS, CHANNELS], tl.float32),) * (ROWS * COLUMNS)
-    source = dd + ((n * OH + top) * OW + left)[:, None] * STRIDE + c[None, :]
-    for y in tl.static_range(FIRST, (ROWS - 1 + MIDDLE) // STEP + 1):
-        for z in tl.static_range(FIRST, (COLUMNS - 1 + MIDDLE) // STEP + 1):
-            mask = _mask(here, top + y, left + z, c, OH, OW, STRIDE)
-            outer = tl.load(source + (y * OW + z) * STRIDE, mask, other=0.0).to(tl.float32)
-            for row in tl.static_range(ROWS):
-                for column in tl.static_range(COLUMNS):
-                    gradients = _add_tap(
-                        *(gradients, row * COLUMNS + column, outer, taps),
-                        *(row + MIDDLE - y * STEP, column + MIDDLE - z * STEP, c, K, STRIDE),
-                    )
-    mean = tl.zeros([CHANNELS], tl.float32)
-    scale = tl.zeros([CHANNELS], tl.float32)
-    shift = tl.zeros([CHANNELS], tl.float32)
-    if NORM:
-        mean = tl.load(saved + c, c < C, other=0.0)
-        scale = tl.load(saved + C + c, c < C, other=0.0)
-        if AFFINE:
-            scale *= tl.load(weight + c, c < C, other=0.0).to(tl.float32)
-            shift = tl.load(bias + c, c < C, other=0.0).to(tl.float32)
-        shift -= mean * scale
+    dweights = (tl.zeros([BLOCKS, CHANNELS], tl.float32),) * (K * K)
     total = tl.zeros([BLOCKS, CHANNELS], tl.float32)
     products = tl.zeros([BLOCKS, CHANNELS], tl.float32)
-    pixel = ((n * H + i) * W + j)[:, None]
-    for row in tl.static_range(ROWS):
-        for column in tl.static_range(COLUMNS):
-            mask = _mask(here, i + row, j + column, c, H, W, STRIDE)
-            target = pixel + row * W + column
-            value = tl.load(x + target * STRIDE + c[None, :], mask, other=0.0).to(tl.float32)
-            before = value
-            if NORM:
-                before = value * scale[None, :] + shift[None, :]
-            rounded = tl.where(mask & (before > 0), gradients[row * COLUMNS + column], 0.0).to(dx.dtype.element_ty)
-            mask = mask & (c < DX_STRIDE)[None, :]
-            if ADD:
-                earlier = tl.load(dx + target * DX_STRIDE + c[None, :], mask, other=0.0).to(tl.float32)
-                rounded = (earlier + rounded.to(tl.float32)).to(dx.dtype.element_ty)
-            tl.store(dx + target * DX_STRIDE + c[None, :], rounded, mask)
-            rounded = rounded.to(tl.float32)
-            total += rounded
-            products += rounded * (value - mean[None, :])
-    if NORM:
+    for tile in range(tiles):
+        p = (tl.program_id(0) * tiles + tile) * BLOCKS + tl.arange(0, BLOCKS)
+        n, i, j = _locate(p, H, W, ROWS, COLUMNS)
+        here = n < images
+        pixel = ((n * H + i) * W + j)[:, None]
+        inputs = ()
+        if WITH_WEIGHTS:
+            for row in tl.static_range(ROWS):
+                for column in tl.static_range(COLUMNS):
+                    mask = _mask(here, i + row, j + column, c, H, W, STRIDE)
+                    value = tl.load(x + (pixel + row * W + column) * STRIDE + c[None, :], mask, other=0.0)
+                    if NORM:  # rounded as it was
+                        value = (value.to(tl.float32) - mean) * scale + shift
+                        value = tl.where(mask, value, 0.0).to(x.dtype.element_ty)
+                    inputs += (_rectify(value.to(tl.float32)),)
+        gradients = (tl.zeros([BLOCKS, CHANNELS], tl.float32),) * (ROWS * COLUMNS)
+        top, left = i // STEP, j // STEP  # of the output
+        source = dd + ((n * OH + top) * OW + left)[:, None] * STRIDE + c[None, :]
+        for y in tl.static_range(FIRST, (ROWS - 1 + MIDDLE) // STEP + 1):
+            for z in tl.static_range(FIRST, (COLUMNS - 1 + MIDDLE) // STEP + 1):
+                mask = _mask(here, top + y, left + z, c, OH, OW, STRIDE)
+                outer = tl.load(source + (y * OW + z) * STRIDE, mask, other=0.0).to(tl.float32)
+                for row in tl.static_range(ROWS):
+                    for column in tl.static_range(COLUMNS):
+                        if WITH_INPUTS:
+                            gradients = _add_tap(
+                                *(gradients, row * COLUMNS + column, outer, taps),
+                                *(row + MIDDLE - y * STEP, column + MIDDLE - z * STEP, c, K, STRIDE),
+                            )
+                        if WITH_WEIGHTS:
+                            dweights = _add_product(
+                                *(dweights, inputs[row * COLUMNS + column], outer),
+                                *(row + MIDDLE - y * STEP, column + MIDDLE - z * STEP, K),
+                            )
+        if WITH_INPUTS:
+            for row in tl.static_range(ROWS):
+                for column in tl.static_range(COLUMNS):
+                    mask = _mask(here, i + row, j + column, c, H, W, STRIDE)
+                    target = pixel + row * W + column
+                    if WITH_WEIGHTS and not NORM:
+                        value = inputs[row * COLUMNS + column]
+                    else:  # again, rather than to keep it in registers
+                        value = tl.load(x + target * STRIDE + c[None, :], mask, other=0.0).to(tl.float32)
+                    value -= mean
+                    is_positive = mask & (value * scale + shift > 0)
+                    rounded = tl.where(is_positive, gradients[row * COLUMNS + column], 0.0).to(dx.dtype.element_ty)
+                    total += rounded.to(tl.float32)
+                    products += rounded.to(tl.float32) * value
+                    mask = mask & (c < DX_STRIDE)[None, :]
+                    if ADD:
+                        earlier = tl.load(dx + target * DX_STRIDE + c[None, :], mask, other=0.0).to(tl.float32)
+                        rounded = (earlier + rounded.to(tl.float32)).to(dx.dtype.element_ty)
+                    tl.store(dx + target * DX_STRIDE + c[None, :], rounded, mask)
+    if NORM and WITH_INPUTS:
         target = sums + tl.program_id(0) * 2 * C + c
         tl.store(target, tl.sum(total, 0), c < C)
         tl.store(target + C, tl.sum(products, 0) * tl.load(saved + C + c, c < C, other=0.0), c < C)
-
-
-@triton.jit
-def depthwise_weight_gradient(
-    dd,
-    x,
-    partial,
-    images,
-    tiles,
-    C: tl.constexpr,
-    STRIDE: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    OH: tl.constexpr,
-    OW: tl.constexpr,
-    K: tl.constexpr,
-    STEP: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    RELU: tl.constexpr,
-):
-    """Of all taps, by blocks of pixels of the output; the sums stay with the threads to the end."""
-    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    sums = (tl.zeros([BLOCKS, CHANNELS], tl.float32),) * (K * K)
-    for tile in range(tiles):
-        p = (tl.program_id(0) * tiles + tile) * BLOCKS + tl.arange(0, BLOCKS)
-        n, i, j = _locate(p, OH, OW, ROWS, COLUMNS)
-        here = n < images
-        outers = ()
-        source = dd + ((n * OH + i) * OW + j)[:, None] * STRIDE + c[None, :]
-        for row in tl.static_range(ROWS):
-            for column in tl.static_range(COLUMNS):
-                mask = _mask(here, i + row, j + column, c, OH, OW, STRIDE)
-                outers += (tl.load(source + (row * OW + column) * STRIDE, mask, other=0.0).to(tl.float32),)
-        top, left = i * STEP - K // 2, j * STEP - K // 2
-        source = x + ((n * H + top) * W + left)[:, None] * STRIDE + c[None, :]
-        for y in tl.static_range(STEP * (ROWS - 1) + K):
-            for z in tl.static_range(STEP * (COLUMNS - 1) + K):
-                mask = _mask(here, top + y, left + z, c, H, W, STRIDE)
-                value = _load_rectified(source + (y * W + z) * STRIDE, mask, RELU)
-                for row in tl.static_range(ROWS):
-                    for column in tl.static_range(COLUMNS):
-                        outer = outers[row * COLUMNS + column]
-                        sums = _add_product(sums, value, outer, y - row * STEP, z - column * STEP, K)
-    for tap in tl.static_range(K * K):
-        tl.store(partial + (tl.program_id(0) * C + c) * (K * K) + tap, tl.sum(sums[tap], 0), c < C)
+    if WITH_WEIGHTS:
+        for tap in tl.static_range(K * K):
+            tl.store(partial + (tl.program_id(0) * (K * K) + tap) * C + c, tl.sum(dweights[tap], 0), c < C)

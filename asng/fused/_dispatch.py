@@ -135,12 +135,14 @@ class SideStream:
     @contextmanager
     def fork(self) -> Iterator[None]:
         """Launch on the side stream, after all that was launched on the other before."""
-        if self._outer is None:
+        if self._outer is not None:
+            self._side.wait_stream(self._outer)
+        with self.resume():
             yield
-            return
-        self._side.wait_stream(self._outer)
-        with torch.cuda.stream(self._side):
-            yield
+
+    def resume(self) -> AbstractContextManager[None]:
+        """Launch on the side stream, after what was launched there before."""
+        return nullcontext() if self._outer is None else torch.cuda.stream(self._side)
 
     def leave(self, written: Sequence[Tensor], *read: Any) -> None:
         """Let it run on until `join_all`; until then what it reads stays in memory, and nobody may read what it writes.

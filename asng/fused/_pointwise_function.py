@@ -33,6 +33,7 @@ ONE_PASS_CHANNELS = 64  # up to which the same programs compute those of inputs
 # Of gradients of inputs: pixels of a tile, warps, stages, by the channels that a program computes once for all inputs.
 INPUT_TILES = {64: (128, 8, 2), 128: (64, 4, 1)}
 BLOCK_TILE = (64, 4, 3)  # likewise, where there are more channels: block by block, for each block of inputs
+REDUCE_ROWS, REDUCE_TILE = 256, 2048  # rows at most, and elements, of what a program adds up at once
 WARPS = 4
 
 
@@ -152,7 +153,7 @@ class PointwiseFunction(torch.autograd.Function):
             sums = sum_gradients(dy, row_of(dy), z, saved, size).merge(moments=False)
             through = Backward(dy, row_of(dy), z, saved, sums, weight, pointwise, maps, size, ctx.reading)
             partial, dweight, dbias = through.run(gradients, side)
-            with side.fork():
+            with side.resume():
                 reduce([partial], [dpointwise], [adds])
         side.leave([dpointwise], through)
         return dpointwise, dweight, dbias, *[None] * 7, *gradients
@@ -294,12 +295,21 @@ class Backward(NamedTuple):
 
 
 def reduce(partials: list[Tensor], results: list[Tensor], adds: list[bool]) -> None:
-    """The sums of the rows of one matrix or of four, in one launch; or add these sums to the results."""
-    rows, columns, number = 64, 32, len(partials)
+    """Into the gradients of weights the sums of the rows of one matrix or of four, in one launch, or added to them.
+
+    Of four, the first is like the third, and the second like the fourth: of about as many rows. Columns are those of
+    the weights, with the taps of a kernel before the channels.
+    """
+    number = len(partials)
     partials, results, adds = (4 // number) * partials, (4 // number) * results, (4 // number) * adds
-    tiles = [-(-max(len(partials[i]), len(partials[i + 2])) // rows) for i in (0, 1)]
-    lengths = [partial.shape[1] for partial in partials]
-    triples = [item for p, r in zip(partials, results, strict=True) for item in (p, r, len(p))]
-    _sum_kernels.reduce_rows[-(-max(lengths) // columns), number](
-        *triples, lengths[0], lengths[1], *tiles, rows, columns, *adds
-    )
+    matrices = zip(partials, results, strict=True)
+    arguments = [item for p, r in matrices for item in (p, r, *p.shape, r.shape[2:].numel())]
+    tiles = [_reduce_tile(max(len(partials[index]), len(partials[index + 2]))) for index in (0, 1)]
+    programs = max(-(-partial.shape[1] // tiles[index % 2][2]) for index, partial in enumerate(partials))
+    _sum_kernels.reduce_rows[programs, number](*arguments, *tiles[0], *tiles[1], *adds, num_warps=WARPS)
+
+
+def _reduce_tile(rows: int) -> tuple[int, int, int]:
+    """Tiles one below another, and the rows and columns of each."""
+    height = min(power_of_two(rows), REDUCE_ROWS)
+    return -(-rows // height), height, REDUCE_TILE // height

@@ -13,10 +13,23 @@ from asng.fused._placement import place_like, place_rows
 from asng.fused._pointwise_function import Moments, Norm
 
 DEPTHWISE_CHANNELS = 16  # of a program
-ROWS, COLUMNS = 4, 2  # of a block of pixels, which a thread computes
-ELEMENTS = {3: 4, 5: 2}  # channels of a thread, by the size of the kernel
-WEIGHT_ELEMENTS = 2
-TAP_PROGRAMS = {3: 2112, 5: 1056}  # that sum up gradients of depthwise weights, tile by tile
+
+
+class Tiling(NamedTuple):
+    """How a depthwise convolution is split: blocks of pixels and channels of a thread, warps, and programs at most."""
+
+    rows: int
+    columns: int
+    elements: int
+    warps: int
+    programs: int = 0  # more tiles are taken in turn; 0: no limit
+
+
+# By the size of the kernel.
+FORWARD = {3: Tiling(4, 2, 4, 4), 5: Tiling(4, 2, 2, 4)}
+INPUTS = {3: Tiling(4, 2, 4, 1), 5: Tiling(4, 2, 2, 1)}
+WEIGHTS = {3: Tiling(4, 2, 2, 1, 2112), 5: Tiling(4, 2, 2, 1, 1056)}
+BOTH = {3: Tiling(4, 2, 2, 1, 1056), 5: Tiling(4, 2, 2, 1, 1056)}
 
 
 class HalfSettings(NamedTuple):
@@ -65,7 +78,7 @@ class Half(NamedTuple):
 class Saved(NamedTuple):
     """The tensors of a half that its backward pass reads."""
 
-    x: Tensor
+    x: Tensor  # its input; of the second half before the batch norm and the ReLU
     taps: Tensor
     d: Tensor  # what the depthwise convolution gives
     z: Tensor  # what the 1x1 convolution gives
@@ -76,22 +89,22 @@ class Saved(NamedTuple):
     bias: Tensor | None
 
 
-class Tile(NamedTuple):
-    """The share of one program of a depthwise convolution: some channels of blocks of rows and columns."""
+class Split(NamedTuple):
+    """Programs of a depthwise convolution: each takes `tiles` tiles of blocks of pixels, of one group of channels."""
 
-    rows: int
-    columns: int
+    programs: int
+    groups: int
+    tiles: int
     blocks: int
     channels: int
 
     @classmethod
-    def of(cls, channels: int, elements: int, warps: int = 1) -> "Tile":
-        channels = min(max(power_of_two(channels), ALIGN), DEPTHWISE_CHANNELS)
-        return cls(ROWS, COLUMNS, 32 * warps * elements // channels, channels)
-
-    def tiles(self, images: int, height: int, width: int) -> int:
-        """The number of tiles that cover maps."""
-        return -(-images * -(-height // self.rows) * -(-width // self.columns) // self.blocks)
+    def of(cls, tiling: Tiling, half: Half, height: int, width: int) -> "Split":
+        channels = min(max(power_of_two(half.channels), ALIGN), DEPTHWISE_CHANNELS)
+        blocks, groups = 32 * tiling.warps * tiling.elements // channels, -(-half.channels // channels)
+        number = -(-half.images * -(-height // tiling.rows) * -(-width // tiling.columns) // blocks)
+        tiles = -(-number * groups // tiling.programs) if tiling.programs else 1
+        return cls(-(-number // tiles), groups, tiles, blocks, channels)
 
 
 class SeparableFunction(torch.autograd.Function):
@@ -104,14 +117,15 @@ class SeparableFunction(torch.autograd.Function):
         with device_of(x):
             source, taps = _prepare(x, tensors[0], tensors[6], halves[0], dtype)
             to_save: list[Any] = []
+            before = source
             for index, half in enumerate(halves):
                 depthwise, pointwise, *norm = tensors[6 * index : 6 * index + 6]
                 is_rectified = index == 1 or source is not x
                 d = _convolve(source, taps[index], half, dtype, is_rectified)
                 z, moments = _pointwise.multiply([d], pointwise, half.product, dtype)
                 saved = torch.empty(2, half.channels, device=x.device)
-                to_save += Saved(source, taps[index], d, z, saved, depthwise, pointwise, *norm[:2])
-                source = torch.empty_like(z) if index == 0 else y
+                to_save += Saved(before, taps[index], d, z, saved, depthwise, pointwise, *norm[:2])
+                before, source = z, torch.empty_like(z) if index == 0 else y
                 after = Norm(norm[0], norm[1], norm[2], norm[3], *half.settings[2:])
                 _pointwise.apply_norm(z, source, after, saved, half.product, moments, rectifies=index == 0)
         running = [tensor for tensor in (*tensors[4:6], *tensors[10:12]) if tensor is not None]
@@ -130,7 +144,6 @@ class SeparableFunction(torch.autograd.Function):
         dy = to_rows(gradient)
         dx, adds_dx = place_rows(ctx.shape, dy.new_empty(0, dtype=ctx.dtype), ctx.row)
         du = torch.empty_like(first.z)
-        is_padded = half1.row != ctx.row
         weights = (first.depthwise, first.pointwise, second.depthwise, second.pointwise)
         results, adds = map(list, zip(*map(place_like, weights), strict=True))
         side = SideStream(dy)  # of what only the gradients of weights wait for
@@ -139,16 +152,13 @@ class SeparableFunction(torch.autograd.Function):
             through2 = _pointwise_backward(dy, row_of(dy), second, sums, half2)
             dd2 = torch.empty_like(second.d)
             partial_pw2, *norm2 = through2.run([dd2], side)
-            with side.fork():
-                partial_dw2 = _weight_gradient(dd2, second.x, half2, is_rectified=True)
-            sums = _input_gradient(dd2, first.z, second.taps, du, half2.row, first, half2)
+            partial_dw2, sums = _Depthwise(dd2, second, first, half2).run(du, half2.row, side)
             through1 = _pointwise_backward(du, half1.row, first, sums, half1)
             dd1 = torch.empty_like(first.d)
             partial_pw1, *norm1 = through1.run([dd1], side)
-            with side.fork():
-                partial_dw1 = _weight_gradient(dd1, first.x, half1, is_rectified=is_padded)
+            partial_dw1, _ = _Depthwise(dd1, first, None, half1, adds_dx).run(dx, ctx.row, side)
+            with side.resume():
                 _pointwise.reduce([partial_dw1, partial_pw1, partial_dw2, partial_pw2], results, adds)
-            _input_gradient(dd1, first.x, first.taps, dx, ctx.row, None, half1, adds=adds_dx)
         side.leave(results, through1, through2, dd1, dd2, first, second)
         return dx, *results[:2], *norm1, None, None, *results[2:], *norm2, None, None, None, None, None
 
@@ -173,10 +183,12 @@ def _prepare(
 def _convolve(x: Tensor, taps: Tensor, half: Half, dtype: torch.dtype, is_rectified: bool) -> Tensor:
     """ReLU and the depthwise convolution."""
     d = torch.empty(half.pixels, half.row, dtype=dtype, device=x.device)
-    tile = Tile.of(half.channels, ELEMENTS[half.settings.kernel], warps=4)
-    programs = tile.tiles(half.images, half.out_height, half.out_width)
-    _depthwise_kernels.depthwise_forward[programs, -(-half.channels // tile.channels)](
-        *(x, taps, d, *half[1:], *half.settings[:2], *tile), RELU=not is_rectified, num_warps=4
+    tiling = FORWARD[half.settings.kernel]
+    split = Split.of(tiling, half, half.out_height, half.out_width)
+    _depthwise_kernels.depthwise_forward[split.programs, split.groups](
+        *(x, taps, d, *half[1:], *half.settings[:2], *tiling[:2], split.blocks, split.channels),
+        RELU=not is_rectified,
+        num_warps=tiling.warps,
     )
     return d
 
@@ -186,43 +198,40 @@ def _pointwise_backward(dy: Tensor, dy_row: int, saved: Saved, sums: Moments, ha
     return _pointwise.Backward(dy, dy_row, *norm, saved.pointwise, [saved.d], half.product)
 
 
-def _input_gradient(
-    dd: Tensor,
-    x: Tensor,
-    taps: Tensor,
-    dx: Tensor,
-    dx_row: int,
-    before: Saved | None,
-    half: Half,
-    *,
-    adds: bool = False,
-) -> Moments:
-    """Writes the gradient of a depthwise convolution's input, or adds it; returns sums for the batch norm before."""
-    norm = (None, None, None) if before is None else (before.moments, before.weight, before.bias)
-    tile = Tile.of(half.channels, ELEMENTS[half.settings.kernel])
-    programs = tile.tiles(half.images, half.height, half.width)
-    sums = torch.empty(programs, 2, half.channels, device=x.device)
-    _depthwise_kernels.depthwise_input_gradient[programs, -(-half.channels // tile.channels)](
-        *(dd, x, *norm, taps, dx, sums, half.images, half.channels, half.row, dx_row),
-        *(*half[4:], *half.settings[:2], *tile),
-        NORM=before is not None,
-        AFFINE=norm[1] is not None,
-        ADD=adds,
-        num_warps=1,
-    )
-    return Moments(sums, half.images * half.height * half.width, 0)
+class _Depthwise(NamedTuple):
+    """Backward through a depthwise convolution and a ReLU."""
 
+    dd: Tensor
+    saved: Saved
+    before: Saved | None  # the half whose batch norm comes before
+    half: Half
+    adds: bool = False  # the gradient of the input to what is there
 
-def _weight_gradient(dd: Tensor, x: Tensor, half: Half, *, is_rectified: bool) -> Tensor:
-    """The gradients of a depthwise convolution's weights for each program."""
-    tile, kernel = Tile.of(half.channels, WEIGHT_ELEMENTS), half.settings.kernel
-    groups, number = -(-half.channels // tile.channels), tile.tiles(half.images, half.out_height, half.out_width)
-    tiles = -(-number * groups // TAP_PROGRAMS[kernel])
-    programs = -(-number // tiles)
-    partial = torch.empty(programs, half.channels * kernel**2, device=x.device)
-    _depthwise_kernels.depthwise_weight_gradient[programs, groups](
-        *(dd, x, partial, half.images, tiles, *half[2:], *half.settings[:2], *tile),
-        RELU=not is_rectified,
-        num_warps=1,
-    )
-    return partial
+    def run(self, dx: Tensor, dx_row: int, side: SideStream) -> tuple[Tensor, Moments]:
+        """Write the gradient of the input; return that of the weights for each program, and sums for the batch norm."""
+        kernel = self.half.settings.kernel
+        if not side.is_open:
+            return self._launch(BOTH[kernel], dx, dx_row, inputs=True, weights=True)
+        with side.fork():
+            partial, _ = self._launch(WEIGHTS[kernel], dx, dx_row, inputs=False, weights=True)
+        return partial, self._launch(INPUTS[kernel], dx, dx_row, inputs=True, weights=False)[1]
+
+    def _launch(
+        self, tiling: Tiling, dx: Tensor, dx_row: int, *, inputs: bool, weights: bool
+    ) -> tuple[Tensor, Moments]:
+        half, before, x = self.half, self.before, self.saved.x
+        norm = (None, None, None) if before is None else (before.moments, before.weight, before.bias)
+        split = Split.of(tiling, half, half.height, half.width)
+        sums = torch.empty(split.programs if inputs else 0, 2, half.channels, device=x.device)
+        partial = torch.empty(split.programs if weights else 0, self.saved.depthwise.numel(), device=x.device)
+        _depthwise_kernels.depthwise_backward[split.programs, split.groups](
+            *(self.dd, x, *norm, self.saved.taps, dx, sums, partial, half.images, split.tiles, half.channels, half.row),
+            *(dx_row, *half[4:], *half.settings[:2], *tiling[:2], split.blocks, split.channels),
+            NORM=before is not None,
+            AFFINE=norm[1] is not None,
+            ADD=self.adds,
+            WITH_INPUTS=inputs,
+            WITH_WEIGHTS=weights,
+            num_warps=tiling.warps,
+        )
+        return partial, Moments(sums, half.images * half.height * half.width, 0)

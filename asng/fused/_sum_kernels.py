@@ -35,6 +35,7 @@ def _reduce(
     result,
     rows,
     columns,
+    taps,
     TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -42,15 +43,17 @@ def _reduce(
 ):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for tile in range(TILES):
+    for tile in tl.static_range(TILES):  # so that many loads are under way
         row = tile * ROWS + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & (column < columns)[None, :]
         sums += tl.load(partial + row[:, None] * columns + column[None, :], mask, other=0.0)
+    channels = columns // taps
+    target = result + column % channels * taps + column // channels
     rounded = tl.sum(sums, 0).to(result.dtype.element_ty)
     if ADD:
-        before = tl.load(result + column, column < columns, other=0.0).to(tl.float32)
+        before = tl.load(target, column < columns, other=0.0).to(tl.float32)
         rounded = (before + rounded.to(tl.float32)).to(result.dtype.element_ty)
-    tl.store(result + column, rounded, column < columns)
+    tl.store(target, rounded, column < columns)
 
 
 @triton.jit
@@ -58,21 +61,29 @@ def reduce_rows(
     partial1,
     result1,
     rows1,
+    columns1,
+    taps1,
     partial2,
     result2,
     rows2,
+    columns2,
+    taps2,
     partial3,
     result3,
     rows3,
+    columns3,
+    taps3,
     partial4,
     result4,
     rows4,
-    columns13,
-    columns24,
+    columns4,
+    taps4,
     TILES13: tl.constexpr,
+    ROWS13: tl.constexpr,
+    COLUMNS13: tl.constexpr,
     TILES24: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    ROWS24: tl.constexpr,
+    COLUMNS24: tl.constexpr,
     ADD1: tl.constexpr,
     ADD2: tl.constexpr,
     ADD3: tl.constexpr,
@@ -80,14 +91,14 @@ def reduce_rows(
 ):
     """Sums over the rows of four matrices, each into a vector, or added to it.
 
-    The first matrix has as many columns as the third.
+    What has taps comes in tap by tap, and goes out last.
     """
     which = tl.program_id(1)
     if which == 0:
-        _reduce(partial1, result1, rows1, columns13, TILES13, ROWS, COLUMNS, ADD1)
+        _reduce(partial1, result1, rows1, columns1, taps1, TILES13, ROWS13, COLUMNS13, ADD1)
     elif which == 1:
-        _reduce(partial2, result2, rows2, columns24, TILES24, ROWS, COLUMNS, ADD2)
+        _reduce(partial2, result2, rows2, columns2, taps2, TILES24, ROWS24, COLUMNS24, ADD2)
     elif which == 2:
-        _reduce(partial3, result3, rows3, columns13, TILES13, ROWS, COLUMNS, ADD3)
+        _reduce(partial3, result3, rows3, columns3, taps3, TILES13, ROWS13, COLUMNS13, ADD3)
     else:
-        _reduce(partial4, result4, rows4, columns24, TILES24, ROWS, COLUMNS, ADD4)
+        _reduce(partial4, result4, rows4, columns4, taps4, TILES24, ROWS24, COLUMNS24, ADD4)
