@@ -52,7 +52,7 @@ class Placement(AbstractContextManager["Placement"]):
         target = self._tensors.get(len(self._addresses))
         fits = target is not None and _layout(target) == _layout(result)
         if target is not None and fits:
-            result = target.detach()
+            result = target.data  # not detach(): autograd refuses views of what others write to
             self._placed.add(result.data_ptr())
         self._addresses.append(result.data_ptr())
         return result, fits and self._adds

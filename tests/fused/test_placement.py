@@ -56,6 +56,18 @@ def test_a_result_is_written_where_it_is_placed(layer):
     assert torch.equal(target, expected)
 
 
+def test_others_may_write_there_before_the_gradient_is_computed():
+    """As the other options of a switch do while it is captured."""
+    x = images(LAYERS["max pool"]())
+    pool = fused.MaxPool2d(3, 1, 1)
+    target = torch.empty_like(x)
+    with Placement({0: target}):
+        result = pool(x)
+    target.zero_()
+    (gradient,) = torch.autograd.grad(result.sum(), x)
+    assert gradient.sum() == x.numel()
+
+
 def test_gradients_are_added_where_they_are_placed(layer):
     x = images(layer)
     first = Placement()
@@ -95,28 +107,25 @@ class Twice(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList([separable(8, 3, 1, affine=True), nn.MaxPool2d(3, 1, 1)])
+        self.layers = nn.ModuleList([nn.AvgPool2d(3, 1, 1), nn.MaxPool2d(3, 1, 1)])
 
     def forward(self, x):
         return self.layers[0](x) + self.layers[1](x)
 
 
-class Slots(nn.Module):
-    """A node of two choices that read the same, as in a cell, and a choice that reads the node."""
+class Node(nn.Module):
+    """A node of two choices that read the same, as in a cell."""
 
     def __init__(self):
         super().__init__()
-        self.stem = nn.Conv2d(3, 8, 1)
-        rectified = nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.ReLU())
+        self.stem, self.head = nn.Conv2d(3, 8, 1), nn.Linear(8, 3)
         two = nn.Sequential(nn.MaxPool2d(3, 1, 1), separable(8, 3, 1, affine=True))  # the second gives the result
-        self.first = OneOf("first", [nn.Identity(), separable(8, 3, 1, affine=True)])
-        self.second = OneOf("second", [nn.MaxPool2d(3, 1, 1), two])
-        self.third = OneOf("third", [Twice(), rectified])
-        self.head = nn.Linear(8, 3)
+        self.first = OneOf("first", [nn.Identity(), two])
+        self.second = OneOf("second", [nn.MaxPool2d(3, 1, 1), nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.ReLU()), Twice()])
 
     def forward(self, x):
         x = self.stem(x)
-        return self.head(self.third(self.first(x) + self.second(x)).mean((2, 3)))
+        return self.head((self.first(x) + self.second(x)).mean((2, 3)))
 
 
 def batches(n):
@@ -126,31 +135,29 @@ def batches(n):
     return list(zip(pairs[::2], pairs[1::2], strict=True))
 
 
-@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16], ids=str)
-def test_steps_with_open_switches_equal_plain_ones_bit_for_bit(amp_dtype):
+def test_steps_with_open_switches_equal_plain_ones_bit_for_bit():
     torch.manual_seed(0)
-    model = fused.fuse(Slots().to(memory_format=torch.channels_last))
-    assert_same_steps(model, amp_dtype=amp_dtype, data=batches(3))
+    assert_same_steps(fused.fuse(Node().to(memory_format=torch.channels_last)), data=batches(2))
 
 
 @pytest.mark.parametrize(("option", "copies"), [("identity", 4), ("pool", 0), ("separable", 0), ("rectified", 4)])
-def test_switches_copy_only_what_no_kernel_can_write_there(option, copies):
+def test_switches_copy_only_what_no_kernel_can_write_there(option, copies, monkeypatch):
     """Each of four passes has a switch."""
     options = {
         "identity": nn.Identity(),
         "pool": nn.MaxPool2d(3, 1, 1),
         "separable": separable(8, 3, 1, affine=True),
-        "rectified": nn.Sequential(separable(8, 3, 1, affine=True), nn.ReLU()),
+        "rectified": nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.ReLU()),
     }
     torch.manual_seed(0)
-    stem = nn.Conv2d(3, 8, 1)
     choice = OneOf("choice", {option: options[option], "other": nn.AvgPool2d(3, 1, 1)})
-    model = nn.Sequential(stem, choice, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), choice, nn.Conv2d(8, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = fused.fuse(model.to(memory_format=torch.channels_last))
     train, valid = batches(1)[0]
     opened = iteration(oneshot(model), train)
-    values = 2 * [{"choice": option}]
-    with torch.profiler.profile(record_shapes=True) as profile:
-        opened.step(values, train, values, valid)
-    copied = [e for e in profile.events() if e.name == "aten::copy_" and e.input_shapes[0] == [2, 8, 4, 4]]
-    assert len(copied) == copies
+    copied, copy_ = [], torch.Tensor.copy_
+    monkeypatch.setattr(
+        torch.Tensor, "copy_", lambda t, *args, **named: copied.append(t.shape) or copy_(t, *args, **named)
+    )
+    opened.step(2 * [{"choice": option}], train, 2 * [{"choice": option}], valid)
+    assert copied.count((2, 8, 4, 4)) == copies
