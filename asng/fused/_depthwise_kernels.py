@@ -209,12 +209,13 @@ def depthwise_backward(
         n, i, j = _locate(p, H, W, ROWS, COLUMNS)
         here = n < images
         pixel = ((n * H + i) * W + j)[:, None]
-        inputs = ()
+        values, inputs = (), ()
         if WITH_WEIGHTS:
             for row in tl.static_range(ROWS):
                 for column in tl.static_range(COLUMNS):
                     mask = _mask(here, i + row, j + column, c, H, W, STRIDE)
                     value = tl.load(x + (pixel + row * W + column) * STRIDE + c[None, :], mask, other=0.0)
+                    values += (value,)
                     if NORM:  # rounded as it was
                         value = (value.to(tl.float32) - mean) * scale + shift
                         value = tl.where(mask, value, 0.0).to(x.dtype.element_ty)
@@ -243,11 +244,13 @@ def depthwise_backward(
                 for column in tl.static_range(COLUMNS):
                     mask = _mask(here, i + row, j + column, c, H, W, STRIDE)
                     target = pixel + row * W + column
-                    if WITH_WEIGHTS and not NORM:
+                    if not WITH_WEIGHTS:
+                        value = tl.load(x + target * STRIDE + c[None, :], mask, other=0.0)
+                    elif NORM:
+                        value = values[row * COLUMNS + column]
+                    else:  # of the same sign
                         value = inputs[row * COLUMNS + column]
-                    else:  # again, rather than to keep it in registers
-                        value = tl.load(x + target * STRIDE + c[None, :], mask, other=0.0).to(tl.float32)
-                    value -= mean
+                    value = value.to(tl.float32) - mean
                     is_positive = mask & (value * scale + shift > 0)
                     rounded = tl.where(is_positive, gradients[row * COLUMNS + column], 0.0).to(dx.dtype.element_ty)
                     total += rounded.to(tl.float32)

@@ -13,8 +13,8 @@ from asng.fused._pointwise import MAX_OUTPUTS, is_pointwise
 class SeparableConv2d(nn.Sequential):
     """Twice ReLU, depthwise convolution, 1x1 convolution and batch norm: a `torch.nn.Sequential` of these layers.
 
-    In training mode seven kernels run forward and eight backward (with many pixels: up to nine and ten). The layers
-    hold the parameters and the state, as ever.
+    In training mode seven kernels run forward and six backward, or eight with more than 64 channels (with many pixels
+    up to two more each way). The layers hold the parameters and the state, as ever.
 
     Args:
         layers: `nn.ReLU`, `nn.Conv2d` with groups, `nn.Conv2d` of size 1 and `nn.BatchNorm2d`, and again. Kernels are

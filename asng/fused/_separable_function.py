@@ -1,4 +1,4 @@
-"""Separable convolutions: seven kernels forward, seven or eight backward. Needs Triton."""
+"""Separable convolutions: seven kernels forward, six to ten backward. Needs Triton."""
 
 from typing import Any, NamedTuple
 

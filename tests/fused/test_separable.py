@@ -9,16 +9,17 @@ from torch import nn
 pytest.importorskip("triton")
 
 from asng import fused
-from asng.fused import _pointwise_function
+from asng.fused import _pointwise_function, _separable_function
+from asng.fused._dispatch import SideStream
 from tests.helpers.fused_layers import assert_close, channels_last, error, run
 
 
-def layers(channels, kernel, stride, affine=True):
+def layers(channels, kernel, stride, affine=True, second=None):
     result: list[nn.Module] = []
-    for step in (stride, 1):
+    for size, step in ((kernel, stride), (second or kernel, 1)):
         result += [
             nn.ReLU(inplace=bool(result)),
-            nn.Conv2d(channels, channels, kernel, step, kernel // 2, groups=channels, bias=False),
+            nn.Conv2d(channels, channels, size, step, size // 2, groups=channels, bias=False),
             nn.Conv2d(channels, channels, 1, bias=False),
             nn.BatchNorm2d(channels, affine=affine),
         ]
@@ -78,6 +79,28 @@ def test_weights_of_the_inputs_type_need_no_autocast():
     assert got.used == "SeparableFunctionBackward"
     assert error(got.output, expected.output) < 3e-3
     assert all(gradient.dtype == torch.float16 for gradient in got.gradients)
+
+
+def test_halves_may_differ_in_the_size_of_their_kernels():
+    layer, reference = pair(8, 3, 1, second=5)
+    x = channels_last((2, 8, 6, 5), torch.float32)
+    got = run(layer, x)
+    assert got.used == "SeparableFunctionBackward"
+    assert_close(got, run(reference, x.double()), torch.float32)
+
+
+# The first half has three tiles, of which the last is not full: the second of two programs has it, and one beyond all.
+@pytest.mark.parametrize("is_beside", [False, True], ids=["both in one kernel", "side by side"])
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_of_depthwise_weights_are_summed_over_tiles(stride, kernel, is_beside, monkeypatch):
+    for name in ("BOTH", "WEIGHTS"):
+        tiling = getattr(_separable_function, name)[kernel]
+        monkeypatch.setitem(getattr(_separable_function, name), kernel, tiling._replace(programs=2))
+    monkeypatch.setattr(SideStream, "is_open", is_beside)
+    layer, reference = pair(8, kernel, stride)
+    x = channels_last((3, 8, 5, 6), torch.float32)
+    assert_close(run(layer, x), run(reference, x.double()), torch.float32)
 
 
 def test_many_chunks_are_merged(monkeypatch):
