@@ -188,13 +188,10 @@ def depthwise_backward(
     NORM: tl.constexpr,
     AFFINE: tl.constexpr,
     ADD: tl.constexpr,
-    WITH_INPUTS: tl.constexpr,
-    WITH_WEIGHTS: tl.constexpr,
 ):
-    """Through depthwise convolution and ReLU: gradients of the inputs, of the weights, or of both.
+    """Through depthwise convolution and ReLU: gradients of the inputs, with ADD added to dx, and of the weights.
 
     With NORM, x is what comes before a batch norm, and the gradients are those after it, with the sums that it needs.
-    With ADD those of the inputs are added to dx.
     Sums stay with the threads over all tiles of a program. ROWS and COLUMNS are those of the input, multiples of STEP.
     """
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -210,16 +207,15 @@ def depthwise_backward(
         here = n < images
         pixel = ((n * H + i) * W + j)[:, None]
         values, inputs = (), ()
-        if WITH_WEIGHTS:
-            for row in tl.static_range(ROWS):
-                for column in tl.static_range(COLUMNS):
-                    mask = _mask(here, i + row, j + column, c, H, W, STRIDE)
-                    value = tl.load(x + (pixel + row * W + column) * STRIDE + c[None, :], mask, other=0.0)
-                    values += (value,)
-                    if NORM:  # rounded as it was
-                        value = (value.to(tl.float32) - mean) * scale + shift
-                        value = tl.where(mask, value, 0.0).to(x.dtype.element_ty)
-                    inputs += (_rectify(value.to(tl.float32)),)
+        for row in tl.static_range(ROWS):
+            for column in tl.static_range(COLUMNS):
+                mask = _mask(here, i + row, j + column, c, H, W, STRIDE)
+                value = tl.load(x + (pixel + row * W + column) * STRIDE + c[None, :], mask, other=0.0)
+                values += (value,)
+                if NORM:  # rounded as it was
+                    value = (value.to(tl.float32) - mean) * scale + shift
+                    value = tl.where(mask, value, 0.0).to(x.dtype.element_ty)
+                inputs += (_rectify(value.to(tl.float32)),)
         gradients = (tl.zeros([BLOCKS, CHANNELS], tl.float32),) * (ROWS * COLUMNS)
         top, left = i // STEP, j // STEP  # of the output
         source = dd + ((n * OH + top) * OW + left)[:, None] * STRIDE + c[None, :]
@@ -229,41 +225,33 @@ def depthwise_backward(
                 outer = tl.load(source + (y * OW + z) * STRIDE, mask, other=0.0).to(tl.float32)
                 for row in tl.static_range(ROWS):
                     for column in tl.static_range(COLUMNS):
-                        if WITH_INPUTS:
-                            gradients = _add_tap(
-                                *(gradients, row * COLUMNS + column, outer, taps),
-                                *(row + MIDDLE - y * STEP, column + MIDDLE - z * STEP, c, K, STRIDE),
-                            )
-                        if WITH_WEIGHTS:
-                            dweights = _add_product(
-                                *(dweights, inputs[row * COLUMNS + column], outer),
-                                *(row + MIDDLE - y * STEP, column + MIDDLE - z * STEP, K),
-                            )
-        if WITH_INPUTS:
-            for row in tl.static_range(ROWS):
-                for column in tl.static_range(COLUMNS):
-                    mask = _mask(here, i + row, j + column, c, H, W, STRIDE)
-                    target = pixel + row * W + column
-                    if not WITH_WEIGHTS:
-                        value = tl.load(x + target * STRIDE + c[None, :], mask, other=0.0)
-                    elif NORM:
-                        value = values[row * COLUMNS + column]
-                    else:  # of the same sign
-                        value = inputs[row * COLUMNS + column]
-                    value = value.to(tl.float32) - mean
-                    is_positive = mask & (value * scale + shift > 0)
-                    rounded = tl.where(is_positive, gradients[row * COLUMNS + column], 0.0).to(dx.dtype.element_ty)
-                    total += rounded.to(tl.float32)
-                    products += rounded.to(tl.float32) * value
-                    mask = mask & (c < DX_STRIDE)[None, :]
-                    if ADD:
-                        earlier = tl.load(dx + target * DX_STRIDE + c[None, :], mask, other=0.0).to(tl.float32)
-                        rounded = (earlier + rounded.to(tl.float32)).to(dx.dtype.element_ty)
-                    tl.store(dx + target * DX_STRIDE + c[None, :], rounded, mask)
-    if NORM and WITH_INPUTS:
+                        gradients = _add_tap(
+                            *(gradients, row * COLUMNS + column, outer, taps),
+                            *(row + MIDDLE - y * STEP, column + MIDDLE - z * STEP, c, K, STRIDE),
+                        )
+                        dweights = _add_product(
+                            *(dweights, inputs[row * COLUMNS + column], outer),
+                            *(row + MIDDLE - y * STEP, column + MIDDLE - z * STEP, K),
+                        )
+        for row in tl.static_range(ROWS):
+            for column in tl.static_range(COLUMNS):
+                mask = _mask(here, i + row, j + column, c, H, W, STRIDE)
+                value = inputs[row * COLUMNS + column]  # of the same sign
+                if NORM:
+                    value = values[row * COLUMNS + column].to(tl.float32) - mean
+                is_positive = mask & (value * scale + shift > 0)
+                rounded = tl.where(is_positive, gradients[row * COLUMNS + column], 0.0).to(dx.dtype.element_ty)
+                total += rounded.to(tl.float32)
+                products += rounded.to(tl.float32) * value
+                target = dx + (pixel + row * W + column) * DX_STRIDE + c[None, :]
+                mask = mask & (c < DX_STRIDE)[None, :]
+                if ADD:
+                    summed = tl.load(target, mask, other=0.0).to(tl.float32) + rounded.to(tl.float32)
+                    rounded = summed.to(dx.dtype.element_ty)
+                tl.store(target, rounded, mask)
+    if NORM:
         target = sums + tl.program_id(0) * 2 * C + c
         tl.store(target, tl.sum(total, 0), c < C)
         tl.store(target + C, tl.sum(products, 0) * tl.load(saved + C + c, c < C, other=0.0), c < C)
-    if WITH_WEIGHTS:
-        for tap in tl.static_range(K * K):
-            tl.store(partial + (tl.program_id(0) * (K * K) + tap) * C + c, tl.sum(dweights[tap], 0), c < C)
+    for tap in tl.static_range(K * K):
+        tl.store(partial + (tl.program_id(0) * (K * K) + tap) * C + c, tl.sum(dweights[tap], 0), c < C)

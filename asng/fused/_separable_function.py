@@ -27,9 +27,7 @@ class Tiling(NamedTuple):
 
 # By the size of the kernel.
 FORWARD = {3: Tiling(4, 2, 4, 4), 5: Tiling(4, 2, 2, 4)}
-INPUTS = {3: Tiling(4, 2, 4, 1), 5: Tiling(4, 2, 2, 1)}
-WEIGHTS = {3: Tiling(4, 2, 2, 1, 2112), 5: Tiling(4, 2, 2, 1, 1056)}
-BOTH = {3: Tiling(4, 2, 2, 1, 1056), 5: Tiling(4, 2, 2, 1, 1056)}
+BACKWARD = {3: Tiling(4, 2, 2, 1, 2112), 5: Tiling(4, 2, 2, 1, 1056)}
 
 
 class HalfSettings(NamedTuple):
@@ -152,14 +150,14 @@ class SeparableFunction(torch.autograd.Function):
             through2 = _pointwise_backward(dy, row_of(dy), second, sums, half2)
             dd2 = torch.empty_like(second.d)
             partial_pw2, *norm2 = through2.run([dd2], side)
-            partial_dw2, sums = _Depthwise(dd2, second, first, half2).run(du, half2.row, side)
+            partial_dw2, sums = _depthwise_backward(dd2, second, first, half2, du, half2.row)
             through1 = _pointwise_backward(du, half1.row, first, sums, half1)
             dd1 = torch.empty_like(first.d)
             partial_pw1, *norm1 = through1.run([dd1], side)
-            partial_dw1, _ = _Depthwise(dd1, first, None, half1, adds_dx).run(dx, ctx.row, side)
-            with side.resume():
+            partial_dw1, _ = _depthwise_backward(dd1, first, None, half1, dx, ctx.row, adds=adds_dx)
+            with side.fork():
                 _pointwise.reduce([partial_dw1, partial_pw1, partial_dw2, partial_pw2], results, adds)
-        side.leave(results, through1, through2, dd1, dd2, first, second)
+        side.leave(results, through1, through2, partial_dw1, partial_dw2)
         return dx, *results[:2], *norm1, None, None, *results[2:], *norm2, None, None, None, None, None
 
 
@@ -198,40 +196,24 @@ def _pointwise_backward(dy: Tensor, dy_row: int, saved: Saved, sums: Moments, ha
     return _pointwise.Backward(dy, dy_row, *norm, saved.pointwise, [saved.d], half.product)
 
 
-class _Depthwise(NamedTuple):
-    """Backward through a depthwise convolution and a ReLU."""
+def _depthwise_backward(
+    dd: Tensor, saved: Saved, before: Saved | None, half: Half, dx: Tensor, dx_row: int, *, adds: bool = False
+) -> tuple[Tensor, Moments]:
+    """Write the gradient of the input, or add it; return that of the weights for each program, and sums for a norm.
 
-    dd: Tensor
-    saved: Saved
-    before: Saved | None  # the half whose batch norm comes before
-    half: Half
-    adds: bool = False  # the gradient of the input to what is there
-
-    def run(self, dx: Tensor, dx_row: int, side: SideStream) -> tuple[Tensor, Moments]:
-        """Write the gradient of the input; return that of the weights for each program, and sums for the batch norm."""
-        kernel = self.half.settings.kernel
-        if not side.is_open:
-            return self._launch(BOTH[kernel], dx, dx_row, inputs=True, weights=True)
-        with side.fork():
-            partial, _ = self._launch(WEIGHTS[kernel], dx, dx_row, inputs=False, weights=True)
-        return partial, self._launch(INPUTS[kernel], dx, dx_row, inputs=True, weights=False)[1]
-
-    def _launch(
-        self, tiling: Tiling, dx: Tensor, dx_row: int, *, inputs: bool, weights: bool
-    ) -> tuple[Tensor, Moments]:
-        half, before, x = self.half, self.before, self.saved.x
-        norm = (None, None, None) if before is None else (before.moments, before.weight, before.bias)
-        split = Split.of(tiling, half, half.height, half.width)
-        sums = torch.empty(split.programs if inputs else 0, 2, half.channels, device=x.device)
-        partial = torch.empty(split.programs if weights else 0, self.saved.depthwise.numel(), device=x.device)
-        _depthwise_kernels.depthwise_backward[split.programs, split.groups](
-            *(self.dd, x, *norm, self.saved.taps, dx, sums, partial, half.images, split.tiles, half.channels, half.row),
-            *(dx_row, *half[4:], *half.settings[:2], *tiling[:2], split.blocks, split.channels),
-            NORM=before is not None,
-            AFFINE=norm[1] is not None,
-            ADD=self.adds,
-            WITH_INPUTS=inputs,
-            WITH_WEIGHTS=weights,
-            num_warps=tiling.warps,
-        )
-        return partial, Moments(sums, half.images * half.height * half.width, 0)
+    The norm is that of the half `before`.
+    """
+    norm = (None, None, None) if before is None else (before.moments, before.weight, before.bias)
+    tiling = BACKWARD[half.settings.kernel]
+    split = Split.of(tiling, half, half.height, half.width)
+    sums = torch.empty(split.programs, 2, half.channels, device=dd.device)
+    partial = torch.empty(split.programs, saved.depthwise.numel(), device=dd.device)
+    _depthwise_kernels.depthwise_backward[split.programs, split.groups](
+        *(dd, saved.x, *norm, saved.taps, dx, sums, partial, half.images, split.tiles, half.channels, half.row),
+        *(dx_row, *half[4:], *half.settings[:2], *tiling[:2], split.blocks, split.channels),
+        NORM=before is not None,
+        AFFINE=norm[1] is not None,
+        ADD=adds,
+        num_warps=tiling.warps,
+    )
+    return partial, Moments(sums, half.images * half.height * half.width, 0)

@@ -10,7 +10,6 @@ pytest.importorskip("triton")
 
 from asng import fused
 from asng.fused import _pointwise_function, _separable_function
-from asng.fused._dispatch import SideStream
 from tests.helpers.fused_layers import assert_close, channels_last, error, run
 
 
@@ -90,14 +89,11 @@ def test_halves_may_differ_in_the_size_of_their_kernels():
 
 
 # The first half has three tiles, of which the last is not full: the second of two programs has it, and one beyond all.
-@pytest.mark.parametrize("is_beside", [False, True], ids=["both in one kernel", "side by side"])
 @pytest.mark.parametrize("kernel", [3, 5])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_gradients_of_depthwise_weights_are_summed_over_tiles(stride, kernel, is_beside, monkeypatch):
-    for name in ("BOTH", "WEIGHTS"):
-        tiling = getattr(_separable_function, name)[kernel]
-        monkeypatch.setitem(getattr(_separable_function, name), kernel, tiling._replace(programs=2))
-    monkeypatch.setattr(SideStream, "is_open", is_beside)
+def test_gradients_of_depthwise_weights_are_summed_over_tiles(stride, kernel, monkeypatch):
+    tiling = _separable_function.BACKWARD[kernel]
+    monkeypatch.setitem(_separable_function.BACKWARD, kernel, tiling._replace(programs=2))
     layer, reference = pair(8, kernel, stride)
     x = channels_last((3, 8, 5, 6), torch.float32)
     assert_close(run(layer, x), run(reference, x.double()), torch.float32)
