@@ -9,6 +9,8 @@ rows of STRIDE elements.
 import triton
 import triton.language as tl
 
+from asng.fused._norm_kernels import combine_moments, finish_moments
+
 
 @triton.jit
 def prepare(
@@ -52,6 +54,12 @@ def _transpose(weights, taps, first, C: tl.constexpr, STRIDE: tl.constexpr, TAPS
 @triton.jit
 def _rectify(value):
     return tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _normalize(value, mean, scale, shift, mask):
+    """Rounded as if it were stored; zero around the maps."""
+    return tl.where(mask, (value.to(tl.float32) - mean) * scale + shift, 0.0).to(value.dtype)
 
 
 @triton.jit
@@ -103,6 +111,17 @@ def depthwise_forward(
     x,
     taps,
     d,
+    partial,
+    weight,
+    bias,
+    running_mean,
+    running_var,
+    saved,
+    rows,
+    chunk,
+    chunks,
+    eps,
+    momentum,
     images,
     C: tl.constexpr,
     STRIDE: tl.constexpr,
@@ -116,10 +135,22 @@ def depthwise_forward(
     COLUMNS: tl.constexpr,
     BLOCKS: tl.constexpr,
     CHANNELS: tl.constexpr,
-    RELU: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    NORM: tl.constexpr,
+    AFFINE: tl.constexpr,
+    TRACK: tl.constexpr,
 ):
-    """ReLU and depthwise convolution."""
+    """ReLU and depthwise convolution; with NORM after a batch norm, as `batch_norm_forward` computes it."""
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    mean = tl.zeros([CHANNELS], tl.float32)
+    scale = mean
+    shift = mean
+    if NORM:
+        mean, var = combine_moments(partial, rows, chunk, chunks, c, C, CHUNKS)
+        scale, shift = finish_moments(
+            *(mean, var, weight, bias, running_mean, running_var, saved, rows, eps, momentum),
+            *(c, C, AFFINE, TRACK, tl.program_id(0) == 0),
+        )
     n, i, j = _locate(tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS), OH, OW, ROWS, COLUMNS)
     here = n < images
     top, left = i * STEP - K // 2, j * STEP - K // 2
@@ -128,9 +159,10 @@ def depthwise_forward(
     for y in tl.static_range(STEP * (ROWS - 1) + K):
         for z in tl.static_range(STEP * (COLUMNS - 1) + K):
             mask = _mask(here, top + y, left + z, c, H, W, STRIDE)
-            value = tl.load(source + (y * W + z) * STRIDE, mask, other=0.0).to(tl.float32)
-            if RELU:
-                value = _rectify(value)
+            value = tl.load(source + (y * W + z) * STRIDE, mask, other=0.0)
+            if NORM:
+                value = _normalize(value, mean[None, :], scale[None, :], shift[None, :], mask)
+            value = _rectify(value.to(tl.float32))
             for row in tl.static_range(ROWS):
                 for column in tl.static_range(COLUMNS):
                     sums = _add_tap(
@@ -212,9 +244,8 @@ def depthwise_backward(
                 mask = _mask(here, i + row, j + column, c, H, W, STRIDE)
                 value = tl.load(x + (pixel + row * W + column) * STRIDE + c[None, :], mask, other=0.0)
                 values += (value,)
-                if NORM:  # rounded as it was
-                    value = (value.to(tl.float32) - mean) * scale + shift
-                    value = tl.where(mask, value, 0.0).to(x.dtype.element_ty)
+                if NORM:
+                    value = _normalize(value, mean, scale, shift, mask)
                 inputs += (_rectify(value.to(tl.float32)),)
         gradients = (tl.zeros([BLOCKS, CHANNELS], tl.float32),) * (ROWS * COLUMNS)
         top, left = i // STEP, j // STEP  # of the output
@@ -236,13 +267,11 @@ def depthwise_backward(
         for row in tl.static_range(ROWS):
             for column in tl.static_range(COLUMNS):
                 mask = _mask(here, i + row, j + column, c, H, W, STRIDE)
-                value = inputs[row * COLUMNS + column]  # of the same sign
-                if NORM:
-                    value = values[row * COLUMNS + column].to(tl.float32) - mean
-                is_positive = mask & (value * scale + shift > 0)
+                is_positive = inputs[row * COLUMNS + column] > 0
                 rounded = tl.where(is_positive, gradients[row * COLUMNS + column], 0.0).to(dx.dtype.element_ty)
-                total += rounded.to(tl.float32)
-                products += rounded.to(tl.float32) * value
+                if NORM:
+                    total += rounded.to(tl.float32)
+                    products += rounded.to(tl.float32) * (values[row * COLUMNS + column].to(tl.float32) - mean)
                 target = dx + (pixel + row * W + column) * DX_STRIDE + c[None, :]
                 mask = mask & (c < DX_STRIDE)[None, :]
                 if ADD:

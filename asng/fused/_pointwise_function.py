@@ -132,7 +132,7 @@ class PointwiseFunction(torch.autograd.Function):
         with device_of(first):
             z, moments = multiply(maps, pointwise, size, dtype, reading)
             saved = torch.empty(2, channels, device=first.device)
-            apply_norm(z, y, norm, saved, size, moments, rectifies=False)
+            apply_norm(z, y, norm, saved, size, moments)
         if norm.running_mean is not None and norm.running_var is not None:
             torch.autograd.graph.increment_version([norm.running_mean, norm.running_var])
         if save:
@@ -184,9 +184,7 @@ def multiply(
     return z, Moments(partial, size.pixels, block).merge(moments=True)
 
 
-def apply_norm(
-    z: Tensor, y: Tensor, norm: Norm, saved: Tensor, size: ConvSizes, moments: Moments, *, rectifies: bool
-) -> None:
+def apply_norm(z: Tensor, y: Tensor, norm: Norm, saved: Tensor, size: ConvSizes, moments: Moments) -> None:
     """Write the normalized results, and the moments that the backward pass needs."""
     split = Split.of(size.pixels, size.row)
     _norm_kernels.batch_norm_forward[split.chunks, split.groups](
@@ -196,7 +194,7 @@ def apply_norm(
         AFFINE=norm.weight is not None,
         TRACK=norm.running_mean is not None,
         ADD=False,
-        RELU=rectifies,
+        RELU=False,
         num_warps=split.warps,
     )
 

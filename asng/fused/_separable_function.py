@@ -1,4 +1,4 @@
-"""Separable convolutions: seven kernels forward, six to ten backward. Needs Triton."""
+"""Separable convolutions: six kernels forward, six to ten backward. Needs Triton."""
 
 from typing import Any, NamedTuple
 
@@ -73,6 +73,14 @@ class Half(NamedTuple):
         return _pointwise.ConvSizes.of_rows(self.pixels, self.channels, self.row)
 
 
+class Before(NamedTuple):
+    """The batch norm between both halves: where its moments come from, and where they are kept."""
+
+    norm: Norm
+    moments: Moments
+    saved: Tensor
+
+
 class Saved(NamedTuple):
     """The tensors of a half that its backward pass reads."""
 
@@ -115,17 +123,16 @@ class SeparableFunction(torch.autograd.Function):
         with device_of(x):
             source, taps = _prepare(x, tensors[0], tensors[6], halves[0], dtype)
             to_save: list[Any] = []
-            before = source
+            before: Before | None = None
             for index, half in enumerate(halves):
-                depthwise, pointwise, *norm = tensors[6 * index : 6 * index + 6]
-                is_rectified = index == 1 or source is not x
-                d = _convolve(source, taps[index], half, dtype, is_rectified)
+                depthwise, pointwise, *affine_and_running = tensors[6 * index : 6 * index + 6]
+                norm = Norm._make([*affine_and_running, *half.settings[2:]])
+                d = _convolve(source, taps[index], before, half, dtype)
                 z, moments = _pointwise.multiply([d], pointwise, half.product, dtype)
                 saved = torch.empty(2, half.channels, device=x.device)
-                to_save += Saved(before, taps[index], d, z, saved, depthwise, pointwise, *norm[:2])
-                before, source = z, torch.empty_like(z) if index == 0 else y
-                after = Norm(norm[0], norm[1], norm[2], norm[3], *half.settings[2:])
-                _pointwise.apply_norm(z, source, after, saved, half.product, moments, rectifies=index == 0)
+                to_save += Saved(source, taps[index], d, z, saved, depthwise, pointwise, *norm[:2])
+                source, before = z, Before(norm, moments, saved)
+            _pointwise.apply_norm(z, y, norm, saved, half.product, moments)
         running = [tensor for tensor in (*tensors[4:6], *tensors[10:12]) if tensor is not None]
         if running:
             torch.autograd.graph.increment_version(running)
@@ -178,14 +185,21 @@ def _prepare(
     return source, taps
 
 
-def _convolve(x: Tensor, taps: Tensor, half: Half, dtype: torch.dtype, is_rectified: bool) -> Tensor:
-    """ReLU and the depthwise convolution."""
+def _convolve(x: Tensor, taps: Tensor, before: Before | None, half: Half, dtype: torch.dtype) -> Tensor:
+    """ReLU and the depthwise convolution; the kernel also applies the batch norm before them."""
     d = torch.empty(half.pixels, half.row, dtype=dtype, device=x.device)
     tiling = FORWARD[half.settings.kernel]
     split = Split.of(tiling, half, half.out_height, half.out_width)
+    norm: tuple[Any, ...] = (*[None] * 6, *[0] * 5)
+    if before is not None:
+        (*tensors, momentum, eps), moments, saved = before
+        norm = (moments.partial, *tensors, saved, *moments.arguments, eps, momentum)
     _depthwise_kernels.depthwise_forward[split.programs, split.groups](
-        *(x, taps, d, *half[1:], *half.settings[:2], *tiling[:2], split.blocks, split.channels),
-        RELU=not is_rectified,
+        *(x, taps, d, *norm, *half[1:], *half.settings[:2], *tiling[:2], split.blocks, split.channels),
+        CHUNKS=1 if before is None else power_of_two(len(before.moments.partial)),
+        NORM=before is not None,
+        AFFINE=norm[1] is not None,
+        TRACK=norm[3] is not None,
         num_warps=tiling.warps,
     )
     return d
