@@ -18,8 +18,9 @@ class SeparableConv2d(nn.Sequential):
 
     Args:
         layers: `nn.ReLU`, `nn.Conv2d` with groups, `nn.Conv2d` of size 1 and `nn.BatchNorm2d`, and again. Kernels are
-            used for kernel sizes of 3 and 5 with as much padding as keeps the size, no bias, and up to 256 channels;
-            other layers, and layers with hooks, run one after another, as in a `torch.nn.Sequential`.
+            used for kernel sizes of 3 and 5, strides of 1 and 2, with as much padding as keeps the size, no bias, and
+            up to 256 channels; other layers, and layers with hooks, run one after another, as in a
+            `torch.nn.Sequential`.
 
     >>> half = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]
     >>> again = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]
@@ -66,6 +67,7 @@ def _is_depthwise(layer: nn.Conv2d, channels: int) -> bool:
         and layer.kernel_size == (size, size)
         and size in (3, 5)
         and layer.stride == (stride, stride)
+        and stride in (1, 2)
         and layer.padding == (size // 2, size // 2)
         and layer.dilation == (1, 1)
         and layer.padding_mode == "zeros"

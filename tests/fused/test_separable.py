@@ -146,6 +146,7 @@ def test_results_are_the_same_from_run_to_run():
 OTHERS = {
     "evaluation": lambda layer: layer.eval(),
     "a bias": lambda layer: layer[2].register_parameter("bias", nn.Parameter(torch.ones(8))),
+    "a stride of 3": lambda layer: setattr(layer[1], "stride", (3, 3)),
     "a missing layer": lambda layer: layer.pop(7),
     "cumulative statistics": lambda layer: setattr(layer[3], "momentum", None),
 }
