@@ -13,7 +13,7 @@ from asng.fused._pointwise import MAX_OUTPUTS, is_pointwise
 class SeparableConv2d(nn.Sequential):
     """Twice ReLU, depthwise convolution, 1x1 convolution and batch norm: a `torch.nn.Sequential` of these layers.
 
-    In training mode seven kernels run forward and six backward, or eight with more than 64 channels (with many pixels
+    In training mode six kernels run forward and six backward, or eight with more than 64 channels (with many pixels
     up to two more each way). The layers hold the parameters and the state, as ever.
 
     Args:
