@@ -91,7 +91,7 @@ class FactorizedReduce(nn.Module):
     """Halves even heights and widths of rectified maps: (n, in, h, w) to (n, out, h/2, w/2), out even.
 
     Half of the channels see the pixels of even rows and columns, the others those one row and one
-    column further.
+    column further. Called with `relu=True`, it rectifies the maps.
     """
 
     conv: nn.Conv2d
@@ -102,9 +102,10 @@ class FactorizedReduce(nn.Module):
         self.conv = nn.Conv2d(2 * inputs, outputs, 1, groups=2, bias=False)
         self.norm = norm(outputs, affine)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
         if isinstance(self.norm, fused.BatchNorm2d):
-            return reduce_diagonally(x, self.conv, self.norm)
+            return reduce_diagonally(x, self.conv, self.norm, relu=relu)
+        x = F.relu(x) if relu else x
         if x.is_cuda:  # keeps the memory format
             even, odd = x[:, :, ::2, ::2], x[:, :, 1::2, 1::2]
             return self.norm(self.conv(torch.cat([even, odd], 1)))  # type: ignore[no-any-return]
