@@ -56,9 +56,9 @@ def enter(
 
 
 def draw_masks(keep: float | Tensor, like: Tensor, *shape: int) -> Tensor:
-    """Factors of the two paths of nodes: 0 for images that drop the path, and 1 / keep for others.
+    """Factors of both paths to each node and of each image: 1 / keep with the probability keep, or else 0.
 
-    The shape is (nodes,) for those of a cell, (cells, nodes) for those of all; keep is the probability of the latter.
+    Of the nodes of one cell, with the shape (nodes,), or of several ones, (cells, nodes).
     """
     return like.new_empty(*shape, 2, len(like), 1, 1, 1).bernoulli_(keep).div_(keep)
 
