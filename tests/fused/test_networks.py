@@ -14,9 +14,11 @@ from torch import nn
 pytest.importorskip("triton")
 
 from asng import fused, nas
+from asng.experiments.cifar10.layers import run_stem
 from asng.experiments.cifar10.network import Net, use_fused_kernels
 from asng.experiments.cifar10.space import random_values
-from tests.helpers.fused_layers import channels_last
+from asng.fused._dispatch import row_of
+from tests.helpers.fused_layers import channels_last, error, run
 
 
 def gradient_of(model, images, labels):
@@ -72,6 +74,18 @@ def test_kernels_rectify_while_they_read_and_add_up_gradients(seed):
     assert "ReluBackward0" not in names
     assert "_FanOutBackward" in names
     assert [name for name, users in functions if users > 1] == []
+
+
+def test_the_stem_writes_aligned_rows():
+    torch.manual_seed(0)
+    net, images = Net(3, 3, affine=True), channels_last((2, 3, 6, 6), torch.float32)
+    expected = run(copy.deepcopy(net.stem).double(), images.double())
+    output = run_stem(use_fused_kernels(net).stem, images)
+    assert row_of(output) == 16  # for 9 channels
+    assert error(output.detach(), expected.output) < 1e-6
+    upstream = channels_last(output.shape, torch.bfloat16, seed=1).float()  # as in `run`
+    gradients = torch.autograd.grad(output, list(net.stem.parameters()), upstream)
+    assert all(error(*pair) < 1e-5 for pair in zip(gradients, expected.gradients[1:], strict=True))
 
 
 def test_what_is_extracted_has_torchs_layers():

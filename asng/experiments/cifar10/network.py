@@ -23,6 +23,7 @@ from asng.experiments.cifar10.layers import (
     concatenate,
     norm,
     pointwise,
+    run_stem,
     separable,
 )
 from asng.fused._dispatch import compute_dtype
@@ -336,7 +337,7 @@ class Net(nn.Module):
         # Of the stem, -1, and of each cell: the inputs of cells that its output is.
         readers = Counter(max(index - 2 + source, -1) for index in needed for source in cells[index].inputs)
         masks, second = self._draw_masks(images), None
-        _, maps = self._share(self.stem(images), 0, readers[-1])
+        _, maps = self._share(run_stem(self.stem, images), 0, readers[-1])
         before = previous = maps
         for index, cell in enumerate(cells):
             if index in needed:
