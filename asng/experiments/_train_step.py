@@ -190,6 +190,9 @@ def step_in_parts(
     optimizer: torch.optim.Optimizer, parts: int, run: Callable[[Sequence[Callable[[], Any]]], Any] = run_side_by_side
 ) -> None:
     """The step of an optimizer whose parameters do not depend on each other, in parts."""
+    if parts == 1:
+        optimizer.step()
+        return
     groups = optimizer.param_groups
 
     def step(part: int) -> None:
