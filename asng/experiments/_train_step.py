@@ -158,7 +158,8 @@ class TrainStep:
 
 def norm_of(tensors: list[Tensor]) -> Tensor:
     """The norm of all of their numbers."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+    return norm
 
 
 def split(items: list[Item], parts: int) -> list[list[Item]]:
