@@ -1,14 +1,19 @@
 """Training steps of networks without decisions, for all trainings from scratch."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from asng.fused._dispatch import SideStream
 from asng.nas._preserve import snapshot
+
+PARTS = 16  # of the weights, updated side by side in a captured step: torch's kernels take too few to fill a GPU
+Item = TypeVar("Item")
 
 
 class TrainStep:
@@ -79,10 +84,13 @@ class TrainStep:
         """
         optimizer: Any = self.optimizer
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        is_captured = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        parts = min(PARTS, len(gradients)) if is_captured else 1
+        norms = run_side_by_side([partial(norm_of, part) for part in split(gradients, parts)])
+        norm = norms[0] if parts == 1 else torch.linalg.vector_norm(torch.stack(norms))
         optimizer.grad_scale = torch.clamp((norm + 1e-6) / self._max_grad_norm, min=1.0).float()
         optimizer.found_inf = (~norm.isfinite()).float()
-        optimizer.step()
+        step_in_parts(optimizer, parts)
         del optimizer.grad_scale, optimizer.found_inf
 
     def _replay(self, batch: tuple[Tensor, ...]) -> Tensor:
@@ -146,6 +154,56 @@ class TrainStep:
         self._scaler.load_state_dict(state["scaler"])
         self._move_lr()
         self._captured = None  # the optimizer has another state now
+
+
+def norm_of(tensors: list[Tensor]) -> Tensor:
+    """The norm of all of their numbers."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+    return norm
+
+
+def split(items: list[Item], parts: int) -> list[list[Item]]:
+    """As even as may be, in their order.
+
+    >>> split([1, 2, 3, 4, 5], 3)
+    [[1], [2, 3], [4, 5]]
+    """
+    bounds = [len(items) * part // parts for part in range(parts + 1)]
+    return [items[start:stop] for start, stop in pairwise(bounds)]
+
+
+def run_side_by_side(functions: Sequence[Callable[[], Item]]) -> list[Item]:
+    """Call functions; several ones each on a CUDA stream of its own, for which the current one then waits."""
+    if len(functions) == 1:
+        return [functions[0]()]
+    cuda: Any = torch.cuda
+    outer, streams, results = cuda.current_stream(), [cuda.Stream() for _ in functions], []
+    for stream, function in zip(streams, functions, strict=True):
+        stream.wait_stream(outer)
+        with cuda.stream(stream):
+            results.append(function())
+    for stream in streams:
+        outer.wait_stream(stream)
+    return results
+
+
+def step_in_parts(
+    optimizer: torch.optim.Optimizer, parts: int, run: Callable[[Sequence[Callable[[], Any]]], Any] = run_side_by_side
+) -> None:
+    """The step of an optimizer whose parameters do not depend on each other, in parts."""
+    if parts == 1:
+        optimizer.step()
+        return
+    groups = optimizer.param_groups
+
+    def step(part: int) -> None:
+        optimizer.param_groups = [{**group, "params": split(group["params"], parts)[part]} for group in groups]
+        optimizer.step()
+
+    try:
+        run([partial(step, part) for part in range(parts)])
+    finally:
+        optimizer.param_groups = groups
 
 
 @contextmanager

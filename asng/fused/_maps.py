@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asng.fused._dispatch import device_of, empty_rows, is_supported, row_of, to_rows
+from asng.fused._dispatch import device_of, empty_rows, is_supported, row_of, to_rows, widen
 
 MAX_TERMS = 6  # of a sum
 BLOCK = 2048  # elements of a program
@@ -54,6 +54,23 @@ class _FanOut(torch.autograd.Function):
                 kernels.add_up[(-(-numbers // BLOCK),)](*padded, total, numbers, len(some), BLOCK, num_warps=8)
             terms = [total, *terms]
         return (terms[0] if terms else None), None
+
+
+def first_channels(x: Tensor, channels: int) -> Tensor:
+    """Those of a map, as rows in its memory, without a copy either way: the gradient of all others means nothing."""
+    return _FirstChannels.apply(x, channels)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _FirstChannels(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, channels: int) -> Tensor:
+        ctx.row = x.shape[1]
+        return x.detach()[:, :channels]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return widen(to_rows(gradient, ctx.row)), None
 
 
 class ScaledSum(nn.Module):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asng.fused._dispatch import device_of, is_supported, power_of_two, to_rows
+from asng.fused._dispatch import device_of, empty_rows, is_supported, power_of_two, row_of, to_rows
 
 PROGRAM_CHANNELS = 32  # of a program
 MAX_SUMS = 4096  # that every program adds up: channels times chunks
@@ -106,17 +106,17 @@ class _BatchNorm(torch.autograd.Function):
     ) -> Tensor:
         from asng.fused import _norm_kernels as kernels
 
-        split, channels = Split.of(x.numel() // x.shape[1], x.shape[1]), x.shape[1]
-        x, add = to_rows(x, channels), None if add is None else to_rows(add, channels)
+        split, channels, row = Split.of(x.numel() // x.shape[1], x.shape[1]), x.shape[1], row_of(x)
+        add = None if add is None else to_rows(add, row)
         partial = torch.empty(split.chunks, 2, channels, device=x.device)
         saved = torch.empty(2, channels, device=x.device)
-        y = torch.empty_like(x)
+        y = empty_rows(x.shape, x, row)
         grid, rows, blocks = (split.chunks, split.groups), split[:3], split[4:]
         with device_of(x):
-            kernels.batch_norm_moments[grid](x, partial, *rows[:2], channels, *blocks[:3], num_warps=split.warps)
+            kernels.batch_norm_moments[grid](x, partial, *rows[:2], channels, row, *blocks[:3], num_warps=split.warps)
             kernels.batch_norm_forward[grid](
                 *(x, add, partial, weight, bias, running_mean, running_var, saved, y),
-                *(*rows, eps, momentum, split.chunk, channels, channels, channels, *blocks),
+                *(*rows, eps, momentum, split.chunk, channels, row, row, *blocks),
                 AFFINE=weight is not None,
                 TRACK=running_mean is not None,
                 ADD=add is not None,
@@ -135,27 +135,23 @@ class _BatchNorm(torch.autograd.Function):
         from asng.fused import _norm_kernels as kernels
 
         x, y, saved, weight = ctx.saved_tensors
-        split, channels = ctx.split, x.shape[1]
-        dy = to_rows(gradient, channels)
+        split, channels, row = ctx.split, x.shape[1], row_of(x)
+        dy = to_rows(gradient, row)
         partial = torch.empty(split.chunks, 2, channels, device=x.device)
-        dx = torch.empty_like(x)
-        dadd = torch.empty_like(x) if ctx.add and ctx.relu else dy if ctx.add else None
+        dx = empty_rows(x.shape, x, row)
+        dadd = empty_rows(x.shape, x, row) if ctx.add and ctx.relu else dy if ctx.add else None
         dweight, dbias = (None, None) if weight is None else (torch.empty_like(weight), torch.empty_like(weight))
         grid, rows, blocks = (split.chunks, split.groups), split[:3], split[4:]
         with device_of(x):
             kernels.batch_norm_gradient_sums[grid](
                 *(dy, x, y, saved, partial),
-                *rows[:2],
-                channels,
-                channels,
-                channels,
-                *blocks[:3],
+                *(*rows[:2], channels, row, row, *blocks[:3]),
                 RELU=ctx.relu,
                 num_warps=split.warps,
             )
             kernels.batch_norm_backward[grid](
                 *(dy, x, y, saved, partial, weight, dx, dadd, dweight, dbias),
-                *(*rows, channels, *blocks),
+                *(*rows, channels, row, *blocks),
                 AFFINE=weight is not None,
                 ADD=ctx.add,
                 RELU=ctx.relu,

@@ -3,7 +3,7 @@
 The rows are split into `chunks` chunks of `chunk` rows. Sums over all rows are taken in two steps: a kernel writes
 those of each chunk, and every program of the next one adds them up for its channels, always in the same order. A row
 of the input may have more elements than there are channels (`STRIDE`), and so may one of the output (`Y_STRIDE`) and
-of its gradient (`DY_STRIDE`); those of all others have as many.
+of its gradient (`DY_STRIDE`); those of all other maps are as long as those of the input.
 """
 
 import triton
@@ -81,20 +81,28 @@ def combine_sums(partial, chunks, c, C: tl.constexpr, CHUNKS: tl.constexpr):
 
 @triton.jit
 def batch_norm_moments(
-    x, partial, rows, chunk, C: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+    x,
+    partial,
+    rows,
+    chunk,
+    C: tl.constexpr,
+    STRIDE: tl.constexpr,
+    TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):
     """Mean and summed squared deviations of each chunk."""
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     start = tl.program_id(0) * chunk
     stop = tl.minimum(start + chunk, rows)
     # Deviations from the first row: squares of the values themselves would cancel.
-    center = tl.load(x + start * C + c, c < C, other=0.0).to(tl.float32)
+    center = tl.load(x + start * STRIDE + c, c < C, other=0.0).to(tl.float32)
     sums = tl.zeros([ROWS, CHANNELS], tl.float32)
     squares = tl.zeros([ROWS, CHANNELS], tl.float32)
     for tile in range(TILES):
-        offsets, mask = _tile(start + tile * ROWS, stop, c, C, ROWS)
+        offsets, mask = _tile(start + tile * ROWS, stop, c, STRIDE, ROWS)
         value = tl.load(x + offsets, mask, other=0.0).to(tl.float32)
-        deviation = tl.where(mask, value - center[None, :], 0.0)
+        deviation = tl.where(mask & (c < C)[None, :], value - center[None, :], 0.0)
         sums += deviation
         squares += deviation * deviation
     total = tl.sum(sums, 0)
@@ -208,6 +216,7 @@ def batch_norm_backward(
     chunk,
     chunks,
     C: tl.constexpr,
+    STRIDE: tl.constexpr,
     TILES: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -233,7 +242,7 @@ def batch_norm_backward(
     start = tl.program_id(0) * chunk
     stop = tl.minimum(start + chunk, rows)
     for tile in range(TILES):
-        offsets, mask = _tile(start + tile * ROWS, stop, c, C, ROWS)
+        offsets, mask = _tile(start + tile * ROWS, stop, c, STRIDE, ROWS)
         gradient = tl.load(dy + offsets, mask, other=0.0)
         if RELU:
             gradient = tl.where(tl.load(y + offsets, mask, other=0.0) > 0, gradient, 0.0).to(dy.dtype.element_ty)

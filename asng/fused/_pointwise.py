@@ -19,7 +19,8 @@ class PointwiseConv2d(nn.Sequential):
     """A 1x1 convolution and a batch norm: a `torch.nn.Sequential` of these layers.
 
     In training mode three kernels run forward and three backward (with many pixels: up to four each). The layers hold
-    the parameters and the state, as ever.
+    the parameters and the state, as ever. Called with `relu=True`, it reads the positive part of its input, by the same
+    kernels.
 
     Args:
         layers: `nn.Conv2d` of size 1 and `nn.BatchNorm2d`. Kernels are used without groups, strides and bias, and up
@@ -31,19 +32,19 @@ class PointwiseConv2d(nn.Sequential):
     torch.Size([2, 4, 5, 5])
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
         layers: Any = list(self)
         if not is_pointwise(layers) or layers[0]._forward_hooks or layers[0]._forward_pre_hooks:
-            return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
-        return conv_norm(x, layers[0].weight, layers[1])
+            return super().forward(F.relu(x) if relu else x)  # type: ignore[no-any-return, no-untyped-call]
+        return conv_norm(x, layers[0].weight, layers[1], relu=relu)
 
 
-def conv_norm(x: Tensor, weight: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+def conv_norm(x: Tensor, weight: Tensor, norm: nn.BatchNorm2d, *, relu: bool = False) -> Tensor:
     """A 1x1 convolution and a batch norm, by the kernels if these can."""
     dtype = compute_dtype(x)
     if not _fits([x], weight, norm, dtype) or x.shape[1] != weight.shape[1]:
-        return norm(F.conv2d(x, weight))  # type: ignore[no-any-return]
-    return _run(norm, weight, dtype, [x])
+        return norm(F.conv2d(F.relu(x) if relu else x, weight))  # type: ignore[no-any-return]
+    return _run(norm, weight, dtype, [x], relu=relu)
 
 
 def join_maps(maps: Sequence[Tensor], weight: Tensor, norm: nn.BatchNorm2d) -> Tensor:
@@ -55,13 +56,14 @@ def join_maps(maps: Sequence[Tensor], weight: Tensor, norm: nn.BatchNorm2d) -> T
     return _run(norm, weight, dtype, maps, relu=True)
 
 
-def reduce_diagonally(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> Tensor:
+def reduce_diagonally(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d, *, relu: bool = False) -> Tensor:
     """Of each 2x2 pixels the first and the last, the channels of both as groups of a 1x1 convolution, normalized."""
     dtype, weight = compute_dtype(x), conv.weight
     is_even = x.dim() == 4 and x.shape[2] % 2 == x.shape[3] % 2 == 0
     if not (is_even and x.shape[1] == weight.shape[1] and _fits([x], weight, norm, dtype) and x.shape[2] > 2):
+        x = F.relu(x) if relu else x
         return norm(conv(torch.cat([x[:, :, ::2, ::2], x[:, :, 1::2, 1::2]], 1)))  # type: ignore[no-any-return]
-    return _run(norm, weight, dtype, [x], diagonal=True)
+    return _run(norm, weight, dtype, [x], relu=relu, diagonal=True)
 
 
 def _run(

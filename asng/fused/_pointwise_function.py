@@ -17,6 +17,7 @@ from asng.fused._dispatch import (
     power_of_two,
     row_of,
     to_rows,
+    widen,
 )
 from asng.fused._norm import PROGRAM_CHANNELS, Split
 from asng.fused._placement import place_like, place_rows
@@ -147,7 +148,7 @@ class PointwiseFunction(torch.autograd.Function):
         size, dy = ctx.size, to_rows(gradient)
         gradients = [empty_rows(x.shape, x, size.input_row) for x in maps]
         if ctx.reading.diagonal:  # most pixels have none
-            gradients[0].zero_()
+            widen(gradients[0]).zero_()
         side, (dpointwise, adds) = SideStream(dy), place_like(pointwise)
         with device_of(dy):
             sums = sum_gradients(dy, row_of(dy), z, saved, size).merge(moments=False)

@@ -10,7 +10,7 @@ from torch import nn
 
 from asng import nas
 from asng.experiments._settings import set_lr
-from asng.experiments._train_step import TrainStep, preserve_buffers_and_rng
+from asng.experiments._train_step import TrainStep, preserve_buffers_and_rng, step_in_parts
 from asng.experiments.cifar10.network import Net, set_drop_path
 from asng.experiments.cifar10.space import random_values
 
@@ -50,6 +50,28 @@ def test_fused_optimizers_clip_while_they_update(kind, max_grad_norm):
     for batch in [*batches[:2], (torch.full((8, 3), torch.nan), torch.ones(8, 1)), *batches[2:]]:
         torch.testing.assert_close(fast(batch), reference(batch), rtol=1e-5, atol=1e-6, equal_nan=True)
     torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [partial(torch.optim.SGD, momentum=0.9, nesterov=True), torch.optim.Adam])
+@pytest.mark.parametrize("parts", [1, 3, 16])
+def test_a_step_in_parts_is_the_step_of_the_optimizer(kind, parts):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 1))
+    twin = copy.deepcopy(model)
+    optimizers = [
+        kind([{"params": m[:2].parameters()}, {"params": m[2].parameters(), "weight_decay": 0.1}], lr=0.1, fused=True)
+        for m in (model, twin)
+    ]
+    for _ in range(3):
+        for m, optimizer in zip((model, twin), optimizers, strict=True):
+            optimizer.zero_grad()
+            m(torch.ones(2, 3)).sum().backward()
+        step_in_parts(optimizers[0], parts, run=lambda functions: [function() for function in functions])
+        optimizers[1].step()
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), twin.parameters(), strict=True))
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    assert states[0]["param_groups"] == states[1]["param_groups"]
+    torch.testing.assert_close(states[0]["state"], states[1]["state"], rtol=0, atol=0)
 
 
 def test_mixed_precision_keeps_the_weights_in_float32():

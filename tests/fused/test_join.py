@@ -1,6 +1,7 @@
 """1x1 convolutions of several rectified maps, and of pixels taken diagonally, against torch's in float64."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -47,6 +48,10 @@ def torch_join(maps, weight, norm):
 
 def torch_reduce(x, conv, norm):
     return norm(conv(torch.cat([x[:, :, ::2, ::2], x[:, :, 1::2, 1::2]], 1)))
+
+
+def torch_rectify_and_reduce(x, conv, norm):
+    return torch_reduce(torch.relu(x), conv, norm)
 
 
 def pair(kind, inputs, outputs, ours, torchs):
@@ -107,6 +112,18 @@ def test_diagonal_pixels_and_gradients_equal_torchs(shape, outputs):
     assert_close(got, run(reference, x.double()), torch.float32)
 
 
+@pytest.mark.parametrize("one_pass", [64, 0])
+@pytest.mark.parametrize(("shape", "outputs"), [((2, 16, 8, 8), 16), ((1, 42, 6, 10), 84)])
+def test_diagonal_pixels_are_rectified_on_demand(shape, outputs, one_pass, monkeypatch):
+    monkeypatch.setattr(_pointwise_function, "ONE_PASS_CHANNELS", one_pass)
+    ours = partial(reduce_diagonally, relu=True)
+    layer, reference = pair(Reduce, shape[1], outputs, ours, torch_rectify_and_reduce)
+    x = channels_last(shape, torch.float32)
+    got = run(layer, x)
+    assert got.used == "PointwiseFunctionBackward"
+    assert_close(got, run(reference, x.double()), torch.float32)
+
+
 def test_diagonal_pixels_in_several_tiles(monkeypatch):
     monkeypatch.setattr(_pointwise_function, "WEIGHT_PROGRAMS", 3)
     layer, reference = pair(Reduce, 24, 20, reduce_diagonally, torch_reduce)
@@ -118,3 +135,5 @@ def test_evaluation_mode_is_left_to_torch():
     layer, reference = pair(Reduce, 8, 6, reduce_diagonally, torch_reduce)
     x = channels_last((2, 8, 4, 4), torch.float32)
     assert_close(run(layer.eval(), x), run(reference.eval(), x.double()), torch.float32)
+    layer.function, reference.function = partial(reduce_diagonally, relu=True), torch_rectify_and_reduce
+    assert_close(run(layer, x), run(reference, x.double()), torch.float32)

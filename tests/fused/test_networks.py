@@ -3,6 +3,7 @@
 # mypy: disable-error-code="union-attr"
 
 import copy
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from torch import nn
 pytest.importorskip("triton")
 
 from asng import fused, nas
+from asng.experiments.cifar10.layers import run_stem
 from asng.experiments.cifar10.network import Net, use_fused_kernels
 from asng.experiments.cifar10.space import random_values
+from asng.fused._dispatch import row_of
+from tests.helpers.fused_layers import channels_last, error, run
 
 
 def gradient_of(model, images, labels):
@@ -41,6 +45,47 @@ def test_losses_and_gradients_are_those_of_torchs_kernels(seed, static):
     assert any(type(module).__module__.startswith("asng.fused") for module in ours.modules())
     torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=1e-5)
     assert (got.double() - wanted).norm() < 0.01 * wanted.norm()
+
+
+def functions_of(output):
+    """The functions of torch's graph, each with the number of those that a result of it went to."""
+    users: Counter[Any] = Counter()
+    found, waiting = set(), [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found.add(node)
+        sources = [(source, number) for source, number in node.next_functions if source is not None]
+        users.update(sources)
+        waiting += [source for source, _ in sources]
+    return [
+        (type(node).__name__, max(n for (source, _), n in users.items() if source is node))
+        for node in found
+        if node is not output.grad_fn
+    ]
+
+
+@pytest.mark.parametrize("seed", [3, 5])  # without an identity that halves, which has a ReLU of torch's
+def test_kernels_rectify_while_they_read_and_add_up_gradients(seed):
+    network: Any = use_fused_kernels(nas.extract(Net(3, 3, affine=True), random_values(seed)))
+    functions = functions_of(network(channels_last((2, 3, 4, 4), torch.float32)))
+    names = [name for name, _ in functions]
+    assert "ReluBackward0" not in names
+    assert "_FanOutBackward" in names
+    assert [name for name, users in functions if users > 1] == []
+
+
+def test_the_stem_writes_aligned_rows():
+    torch.manual_seed(0)
+    net, images = Net(3, 3, affine=True), channels_last((2, 3, 6, 6), torch.float32)
+    expected = run(copy.deepcopy(net.stem).double(), images.double())
+    output = run_stem(use_fused_kernels(net).stem, images)
+    assert row_of(output) == 16  # for 9 channels
+    assert error(output.detach(), expected.output) < 1e-6
+    upstream = channels_last(output.shape, torch.bfloat16, seed=1).float()  # as in `run`
+    gradients = torch.autograd.grad(output, list(net.stem.parameters()), upstream)
+    assert all(error(*pair) < 1e-5 for pair in zip(gradients, expected.gradients[1:], strict=True))
 
 
 def test_what_is_extracted_has_torchs_layers():

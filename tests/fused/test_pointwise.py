@@ -38,6 +38,17 @@ def test_outputs_and_gradients_equal_torchs(shape, outputs, one_pass, monkeypatc
     assert layer[1].num_batches_tracked == 1
 
 
+@pytest.mark.parametrize("one_pass", [64, 0])
+@pytest.mark.parametrize("shape", [(2, 16, 8, 8), (1, 42, 7, 5)])
+def test_inputs_are_rectified_on_demand(shape, one_pass, monkeypatch):
+    monkeypatch.setattr(_pointwise_function, "ONE_PASS_CHANNELS", one_pass)
+    layer, reference = pair(shape[1], 24)
+    x = channels_last(shape, torch.float32)
+    got = run(layer, x, relu=True)
+    assert got.used == "PointwiseFunctionBackward"
+    assert_close(got, run(nn.Sequential(nn.ReLU(), *reference), x.double()), torch.float32)
+
+
 # Half precision is float16 here: of bfloat16, Triton's interpreter multiplies matrices of the bits, as integers.
 @pytest.mark.parametrize("x_dtype", [torch.float32, torch.float16])
 def test_mixed_precision_is_as_near_as_torchs(x_dtype):
@@ -108,3 +119,4 @@ def test_other_layers_run_one_after_another(change):
     got = run(layer, x)
     assert got.used == expected.used
     assert torch.equal(got.output, expected.output)
+    assert torch.equal(layer(x, relu=True), nn.Sequential(nn.ReLU(), *layer)(x))

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 
 from asng import fused
 from asng.fused._dispatch import row_of, to_rows, widen
+from asng.fused._maps import first_channels
 from asng.fused._pointwise import join_maps
 from tests.helpers.fused_layers import assert_close, channels_last, run
 
@@ -47,6 +48,7 @@ def test_layers_pass_longer_rows_on(channels):
     got, expected = run(layer, x), run(reference.double(), x.double())
     assert got.used == "PointwiseFunctionBackward"
     assert row_of(layer.entry(x)) == row_of(layer.separable(x)) == -(-channels // 8) * 8
+    assert row_of(layer.norm(layer.entry(x))) == -(-channels // 8) * 8
     assert_close(got, expected, torch.float32)
 
 
@@ -70,6 +72,15 @@ def test_what_a_row_has_beyond_its_channels_means_nothing(layer, beyond):
     plain, ours = run(copy.deepcopy(layer), x), run(fused.fuse(copy.deepcopy(nn.Sequential(layer)))[0], whole[:, :5])
     assert ours.used != plain.used
     assert_close(ours, plain, torch.float32)
+
+
+def test_the_first_channels_are_rows_in_the_memory_of_all():
+    whole = channels_last((2, 8, 3, 4), torch.float32).requires_grad_()
+    x = first_channels(whole, 5)
+    assert row_of(x) == 8
+    assert torch.equal(x, whole[:, :5])
+    (gradient,) = torch.autograd.grad(x, whole, channels_last((2, 5, 3, 4), torch.float32, 1))
+    assert torch.equal(gradient[:, :5], channels_last((2, 5, 3, 4), torch.float32, 1))
 
 
 def test_other_layouts_have_no_rows():

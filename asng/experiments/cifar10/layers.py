@@ -1,7 +1,7 @@
 """The layers of the CIFAR-10 network (supplement D.2): operations of cells, entries, sums and the auxiliary head."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from asng import fused
 from asng.experiments.cifar10 import space
+from asng.fused._dispatch import align, is_supported
+from asng.fused._maps import first_channels
 from asng.fused._pointwise import reduce_diagonally
 
 
@@ -26,6 +28,21 @@ def norm(channels: int, affine: bool) -> nn.BatchNorm2d:
 def pointwise(inputs: int, outputs: int, affine: bool) -> nn.Sequential:
     """A 1x1 convolution, normalized."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), norm(outputs, affine))
+
+
+def run_stem(stem: nn.Sequential, images: Tensor) -> Tensor:
+    """The convolution and the batch norm before all cells.
+
+    For fused kernels the convolution has channels of zeros up to an aligned row: cuDNN would copy the maps to have as
+    many, and kernels read rows that are not aligned slowly.
+    """
+    conv, norm = cast(nn.Conv2d, stem[0]), stem[1]
+    channels, row = conv.out_channels, align(conv.out_channels)
+    uses_rows = isinstance(norm, fused.BatchNorm2d) and norm.training and is_supported(images)
+    if row == channels or not uses_rows or images.requires_grad:
+        return stem(images)  # type: ignore[no-any-return]
+    weight = F.pad(conv.weight, (*[0] * 7, row - channels))
+    return norm(first_channels(F.conv2d(images, weight, padding=conv.padding), channels))  # type: ignore[no-any-return]
 
 
 def separable(channels: int, kernel: int, stride: int, affine: bool) -> nn.Sequential:
@@ -91,7 +108,7 @@ class FactorizedReduce(nn.Module):
     """Halves even heights and widths of rectified maps: (n, in, h, w) to (n, out, h/2, w/2), out even.
 
     Half of the channels see the pixels of even rows and columns, the others those one row and one
-    column further.
+    column further. Called with `relu=True`, it rectifies the maps.
     """
 
     conv: nn.Conv2d
@@ -102,9 +119,10 @@ class FactorizedReduce(nn.Module):
         self.conv = nn.Conv2d(2 * inputs, outputs, 1, groups=2, bias=False)
         self.norm = norm(outputs, affine)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
         if isinstance(self.norm, fused.BatchNorm2d):
-            return reduce_diagonally(x, self.conv, self.norm)
+            return reduce_diagonally(x, self.conv, self.norm, relu=relu)
+        x = F.relu(x) if relu else x
         if x.is_cuda:  # keeps the memory format
             even, odd = x[:, :, ::2, ::2], x[:, :, 1::2, 1::2]
             return self.norm(self.conv(torch.cat([even, odd], 1)))  # type: ignore[no-any-return]

@@ -5,9 +5,9 @@ what is selected runs, and what two nodes have in common runs once.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,93 +23,132 @@ from asng.experiments.cifar10.layers import (
     concatenate,
     norm,
     pointwise,
+    run_stem,
     separable,
 )
+from asng.fused._dispatch import compute_dtype
 from asng.fused._pointwise import join_maps
 
 STREAMS = 8  # on which paths of a cell run side by side
 Model = TypeVar("Model", bound=nn.Module)
+FanOut = Callable[[Tensor, int], Iterable[Tensor]]  # a tensor for a number of users
 Modules = Sequence[Sequence[tuple[int, nn.Module]]]  # of each node two paths: a source and what it goes through
 
 
+def is_fused(norm: nn.Module) -> bool:
+    """Whether a batch norm, as all of its network, is fused: cells then take maps that are not rectified."""
+    return isinstance(norm, fused.BatchNorm2d)
+
+
+def enter(
+    entries: nn.ModuleList, inputs: Sequence[Tensor | None], sources: Iterable[int], norm: nn.Module
+) -> dict[int, Tensor]:
+    """What a cell makes of those of its inputs that it looks at; fused entries rectify them while they read."""
+    entered = {}
+    for source in sources:
+        entry, x = entries[source], cast(Tensor, inputs[source])
+        if not is_fused(norm):
+            entered[source] = entry(x)
+        elif isinstance(entry, FactorizedReduce | fused.PointwiseConv2d):
+            entered[source] = entry(x, relu=True)
+        else:
+            entered[source] = entry(F.relu(x))
+    return entered
+
+
+def draw_masks(keep: float | Tensor, like: Tensor, *shape: int) -> Tensor:
+    """Factors of both paths to each node and of each image: 1 / keep with the probability keep, or else 0.
+
+    Of the nodes of one cell, with the shape (nodes,), or of several ones, (cells, nodes).
+    """
+    return like.new_empty(*shape, 2, len(like), 1, 1, 1).bernoulli_(keep).div_(keep)
+
+
 def run_nodes(
-    entries: nn.ModuleList,
-    inputs: Sequence[Tensor | None],
+    entered: Mapping[int, Tensor],
     nodes: Modules,
     ends: Sequence[int],
-    drop_path: float | Tensor = 0.0,
+    masks: Tensor | None = None,
     add: Callable[..., Tensor] = torch.add,
-    fan_out: Callable[[Tensor, int], Iterable[Tensor]] = repeat,
+    fan_out: FanOut = repeat,
 ) -> list[Tensor]:
     """What the ends among the nodes of a cell hold; node i is source 2 + i, behind the inputs.
 
     A module applied twice to the same gives the same, so it is computed once. Every path
-    except an identity is dropped with a probability, independently for each image; paths that stay are scaled up.
+    except an identity is multiplied by its mask, if there are masks.
     """
-    paths = dict.fromkeys(path for pair in nodes for path in pair)
+    paths = Counter(path for pair in nodes for path in pair)
     users = Counter([source for source, _ in paths] + [2 + end for end in ends])
-    entered = {source: entries[source](x) for source, x in enumerate(inputs) if source in users}
-    like, masks = next(iter(entered.values())), None
     sources = {source: iter(fan_out(x, users[source])) for source, x in entered.items()}
-    done: dict[tuple[int, nn.Module], Tensor] = {}
-    fork = Fork(like.device)
+    running: dict[tuple[int, nn.Module], Running] = {}
+    fork = Fork(next(iter(entered.values())).device)
     for node, pair in enumerate(nodes):
         for path in paths if fork.is_captured else pair:  # side by side each begins as soon as its source is there
-            if path not in done and path[0] in sources:
-                done[path] = fork.run(path[1], next(sources[path[0]]))
-        if masks is None and (isinstance(drop_path, Tensor) or drop_path):  # beside the first paths, not before them
-            masks = like.new_empty(len(nodes), 2, len(like), 1, 1, 1)
-            masks.bernoulli_(1 - drop_path).div_(1 - drop_path)
+            if path not in running and path[0] in sources:
+                running[path] = fork.run(path[1], next(sources[path[0]]), fan_out, paths[path])
         scales: list[Tensor | None] = []
         if masks is not None:
             scales = [None if isinstance(module, nn.Identity) else masks[node, i] for i, (_, module) in enumerate(pair)]
-        result = add(*(fork.join(done[path]) for path in pair), *scales)
+        result = add(*(running[path].join() for path in pair), *scales)
         sources[2 + node] = iter(fan_out(result, users[2 + node]))
     return [next(sources[2 + end]) for end in ends]
 
 
+class Running(NamedTuple):
+    """The result of a module for its users, where a stream of its own may still compute it."""
+
+    results: Iterator[Tensor]
+    event: Any = None
+
+    def join(self) -> Tensor:
+        """Let the current stream wait; return the result for the next user."""
+        if self.event is not None:
+            torch.cuda.current_stream().wait_event(self.event)
+        return next(self.results)
+
+
 class Fork:
-    """Runs modules side by side on a GPU while a CUDA graph is captured, and elsewhere one after another."""
+    """Runs modules side by side on a GPU while a CUDA graph is captured, and elsewhere one after another.
 
-    _streams: ClassVar[dict[torch.device, list[Any]]] = {}
+    What runs on behalf of different users has different streams.
+    """
 
-    def __init__(self, device: torch.device) -> None:
+    _streams: ClassVar[dict[tuple[torch.device, str], list[Any]]] = {}
+
+    def __init__(self, device: torch.device, user: str = "cell") -> None:
         self._cuda: Any = torch.cuda
+        self._key, self._runs = (device, user), 0
         self.is_captured = device.type == "cuda" and self._cuda.is_current_stream_capturing()
-        if self.is_captured and device not in self._streams:
-            self._streams[device] = [self._cuda.Stream(device) for _ in range(STREAMS)]
-        self._events: dict[int, Any] = {}  # by the id of a result
+        if self.is_captured and self._key not in self._streams:
+            self._streams[self._key] = [self._cuda.Stream(device) for _ in range(STREAMS)]
 
-    def run(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Start a module; `join` waits for its result."""
+    def run(self, module: nn.Module, x: Tensor, fan_out: FanOut = repeat, users: int = 1) -> Running:
+        """Start a module, whose result has some users."""
         if not self.is_captured or isinstance(module, nn.Identity):
-            return module(x)  # type: ignore[no-any-return]
-        stream, outer = self._streams[x.device][len(self._events) % STREAMS], self._cuda.current_stream()
+            return Running(iter(fan_out(module(x), users)))
+        stream, outer = self._streams[self._key][self._runs % STREAMS], self._cuda.current_stream()
+        self._runs += 1
         stream.wait_stream(outer)
         with self._cuda.stream(stream):
             result: Tensor = module(x)
+            results = iter(fan_out(result, users))  # here, so that gradients of the users are added up on this stream
         x.record_stream(stream)  # so that no memory is used again before both streams are done with it
         result.record_stream(outer)
-        self._events[id(result)] = stream.record_event()
-        return result
-
-    def join(self, result: Tensor) -> Tensor:
-        if id(result) in self._events:
-            self._cuda.current_stream().wait_event(self._events[id(result)])
-        return result
+        return Running(results, stream.record_event())
 
 
 def join_ends(ends: Sequence[Tensor], weight: Tensor, norm: nn.Module) -> Tensor:
     """A 1x1 convolution of rectified maps side by side, normalized."""
-    if isinstance(norm, fused.BatchNorm2d):
-        return join_maps(ends, weight, norm)
+    if is_fused(norm):
+        return join_maps(ends, weight, norm)  # type: ignore[arg-type]
     return norm(F.conv2d(F.relu(concatenate(ends)), weight))  # type: ignore[no-any-return]
 
 
 class Cell(nn.Module):
     """The cell of one architecture: two rectified inputs, (n, in, h, w), to (n, C, h', w').
 
-    The buffer `drop_path` is the probability to drop a path in training. An input that no node looks at may be None.
+    Fused, it rectifies them itself. The buffer `drop_path` is the probability to drop a path in training. An input that
+    no node looks at may be None.
     """
 
     entries: nn.ModuleList
@@ -134,13 +173,17 @@ class Cell(nn.Module):
         self.ends, self.sum = list(ends), PathSum()
         self.register_buffer("drop_path", torch.zeros((), dtype=torch.float64), persistent=False)
 
-    def forward(self, before: Tensor | None, previous: Tensor | None) -> Tensor:
+    def forward(self, before: Tensor | None, previous: Tensor | None, masks: Tensor | None = None) -> Tensor:
+        """Masks of paths are drawn here if there are none."""
         nodes = [[(source, self.operations[index]) for source, index in pair] for pair in self.paths]
-        drop_path: float | Tensor = 0.0
-        if self.training:  # on a GPU a tensor, so that a CUDA graph reads it at every replay
-            drop_path = self.drop_path if self.drop_path.is_cuda else self.drop_path.item()
-        fan_out = fused.fan_out if isinstance(self.sum, fused.ScaledSum) else repeat
-        ends = run_nodes(self.entries, (before, previous), nodes, self.ends, drop_path, self.sum, fan_out)
+        entered = enter(self.entries, (before, previous), self.inputs, self.norm)
+        if masks is None and self.training:
+            # On a GPU the probability is a tensor, so that a CUDA graph reads it at every replay.
+            drop_path: Any = self.drop_path if self.drop_path.is_cuda else self.drop_path.item()
+            if isinstance(drop_path, Tensor) or drop_path:
+                masks = draw_masks(1 - drop_path, next(iter(entered.values())), len(nodes))
+        fan_out = fused.fan_out if is_fused(self.norm) else repeat
+        ends = run_nodes(entered, nodes, self.ends, masks, self.sum, fan_out)
         return join_ends(ends, self.join.weight, self.norm)
 
 
@@ -218,12 +261,13 @@ class SharedCell(nas.Searchable):
         ends = space.loose_ends(nodes)
         columns = torch.split(self.join.weight, self.join.out_channels, 1)  # of each node
         weight = concatenate([columns[end] for end in ends])
-        maps = run_nodes(self.entries, (before, previous), nodes, ends)
+        entered = enter(self.entries, (before, previous), space.cell_inputs(nodes), self.norm)
+        maps = run_nodes(entered, nodes, ends)
         return join_ends(maps, weight, self.norm)
 
     def _forward_open(self, before: Tensor, previous: Tensor) -> Tensor:
         """The same without a look at the values: every slot runs, and columns of ends that are not loose are 0."""
-        states = [entry(x) for entry, x in zip(self.entries, (before, previous), strict=True)]
+        states = [*enter(self.entries, (before, previous), self.inputs, self.norm).values()]
         for node in range(space.NODES):
             states.append(self.slots[2 * node](states) + self.slots[2 * node + 1](states))
         columns = self.join.weight.view(-1, space.NODES, self.join.out_channels, 1, 1)
@@ -288,19 +332,39 @@ class Net(nn.Module):
         last, middle = len(self.cells) - 1, self.reduction_indices[1]
         with_second = self.auxiliary is not None and self.training
         cells: Any = self.cells
-        needed = space.influential_cells([cell.inputs for cell in cells], [last, middle] if with_second else [last])
-        output, second = self.stem(images), None
-        inputs: tuple[Tensor | None, Tensor | None] = (F.relu(output),) * 2  # once for both cells that take it
+        ends = Counter([last, middle] if with_second else [last])  # that classifiers look at
+        needed = space.influential_cells([cell.inputs for cell in cells], ends)
+        # Of the stem, -1, and of each cell: the inputs of cells that its output is.
+        readers = Counter(max(index - 2 + source, -1) for index in needed for source in cells[index].inputs)
+        masks, second = self._draw_masks(images), None
+        _, maps = self._share(run_stem(self.stem, images), 0, readers[-1])
+        before = previous = maps
         for index, cell in enumerate(cells):
-            if index not in needed:
-                inputs = inputs[1], None
-                continue
-            output = cell(*inputs)
-            if with_second and index == middle:
-                second = self.auxiliary(output)  # type: ignore[misc]
-            inputs = inputs[1], F.relu(output) if index < last else None
-        scores: Tensor = self.classifier(output.mean((2, 3)))
-        return scores if second is None else (scores, second)
+            if index in needed:
+                inputs = [next(x) if source in cell.inputs else None for source, x in enumerate((before, previous))]
+                output = cell(*inputs) if masks is None else cell(*inputs, masks[index])
+                looked_at, maps = self._share(output, ends[index], readers[index])
+                if with_second and index == middle:
+                    second = Fork(output.device, "auxiliary").run(self.auxiliary, looked_at.pop())  # type: ignore[arg-type]
+            before, previous = previous, maps
+        scores: Tensor = self.classifier(looked_at.pop().mean((2, 3)))
+        return scores if second is None else (scores, second.join())
+
+    def _share(self, output: Tensor, ends: int, readers: int) -> tuple[list[Tensor], Iterator[Tensor]]:
+        """The output of a cell for classifiers, as it is, and for the cells that read it, as these take it."""
+        if is_fused(self.stem[1]):
+            shares = iter(fused.fan_out(output, ends + readers))
+            return [next(shares) for _ in range(ends)], shares
+        return [output] * ends, repeat(F.relu(output) if readers else output, readers)  # rectified once for all
+
+    def _draw_masks(self, images: Tensor) -> Tensor | None:
+        """On a GPU, the masks of all cells at once: fewer kernels than if each drew its own."""
+        cells: Any = self.cells
+        if not (self.training and images.is_cuda and isinstance(cells[0], Cell)):
+            return None
+        keep = (1 - torch.stack([cell.drop_path for cell in cells])).view(-1, 1, 1, 1, 1, 1, 1)
+        like = images.new_empty(len(images), dtype=compute_dtype(images))
+        return draw_masks(keep, like, len(cells), space.NODES)
 
 
 def set_drop_path(model: nn.Module, drop_prob: float) -> None:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asng import nas
 from asng.experiments.cifar10.layers import AveragePool, FactorizedReduce, _AveragePool, norm
-from asng.experiments.cifar10.network import Cell, Net, SharedCell, count_without_auxiliary, set_drop_path
+from asng.experiments.cifar10.network import Cell, Net, SharedCell, count_without_auxiliary, draw_masks, set_drop_path
 from asng.experiments.cifar10.space import (
     NODES,
     OPERATIONS,
@@ -394,6 +394,16 @@ def test_a_path_is_dropped_per_image_or_made_up_for_and_an_identity_never():
     # The same path twice is dropped twice, independently of each other and of other nodes.
     assert abs((both == 0).double().mean() - rate**2) < 4 * (rate**2 * (1 - rate**2) / n) ** 0.5
     assert abs(torch.corrcoef(torch.stack([both, one]))[0, 1]) < 4 / n**0.5
+
+
+def test_masks_of_cells_are_drawn_with_their_own_probabilities():
+    torch.manual_seed(0)
+    keep = torch.tensor([1.0, 0.5, 0.8], dtype=torch.float64)
+    masks = draw_masks(keep.view(-1, 1, 1, 1, 1, 1, 1), torch.empty(1000), 3, NODES)
+    assert masks.shape == (3, NODES, 2, 1000, 1, 1, 1)
+    for probability, drawn in zip(keep.tolist(), masks, strict=True):
+        assert drawn.unique().tolist() == pytest.approx([1] if probability == 1 else [0, 1 / probability])
+        assert drawn.mean().item() == pytest.approx(1, abs=0.05)
 
 
 @pytest.mark.parametrize(("training", "expected"), [(True, [0, 1, 2, 3, 4, 5, 6, 7, 9]), (False, [1, 3, 5, 7, 9])])
