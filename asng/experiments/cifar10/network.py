@@ -63,7 +63,9 @@ def run_nodes(
         scales: list[Tensor | None] = []
         if masks is not None:
             scales = [None if isinstance(module, nn.Identity) else masks[node, i] for i, (_, module) in enumerate(pair)]
-        result = add(*(fork.join(done[path]) for path in pair), *scales)
+        results = [done[path] for path in pair]
+        fork.join(results)
+        result = add(*results, *scales)
         sources[2 + node] = iter(fan_out(result, users[2 + node]))
     return [next(sources[2 + end]) for end in ends]
 
@@ -81,7 +83,7 @@ class Fork:
         self._events: dict[int, Any] = {}  # by the id of a result
 
     def run(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Start a module; `join` waits for its result."""
+        """Start a module; `join` waits for results."""
         if not self.is_captured or isinstance(module, nn.Identity):
             return module(x)  # type: ignore[no-any-return]
         stream, outer = self._streams[x.device][len(self._events) % STREAMS], self._cuda.current_stream()
@@ -93,10 +95,10 @@ class Fork:
         self._events[id(result)] = stream.record_event()
         return result
 
-    def join(self, result: Tensor) -> Tensor:
-        if id(result) in self._events:
-            self._cuda.current_stream().wait_event(self._events[id(result)])
-        return result
+    def join(self, results: Iterable[Tensor]) -> None:
+        for result in results if self._events else ():
+            if id(result) in self._events:
+                self._cuda.current_stream().wait_event(self._events[id(result)])
 
 
 def join_ends(ends: Sequence[Tensor], weight: Tensor, norm: nn.Module) -> Tensor:
