@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_agreement.py --out runs/gpu_agreement           some minutes on an H200
     python benchmarks/gpu_agreement.py --out runs/gpu_agreement --quick   a smoke run: 3 steps of a small network
+    python benchmarks/gpu_agreement.py --out runs/gpu_agreement --only bfloat16   rows by name, beside their plain steps
 
 How it is compared. 8 cells of 16 channels, mini-batches of 64 random images, two candidates in each half, SGD with
 momentum and clipping, channels last. All rows of a precision begin with the same weights and see the same mini-batches;
@@ -14,11 +15,12 @@ steps that begin with the weights of the first convolution times 1 + epsilon of 
 import argparse
 import gc
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_measure import describe_gpu
+from gpu_measure import choose_names, describe_gpu
 from gpu_search import batches, loss
 
 from asng import ASNG, RandomSearch
@@ -73,11 +75,19 @@ def first_losses(
     return torch.tensor(losses, dtype=torch.float64)
 
 
+def row_names(precision: str) -> dict[str, str]:
+    """The names of the rows of a precision, each with its key in `ROWS`; float64 has no fused kernels."""
+    ways = [way for way, options in ROWS.items() if precision != "float64" or not options.get("fused")]
+    return {f"{precision}, {way}": way for way in ways}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/gpu_agreement"), help="folder for gpu_agreement.json")
+    parser.add_argument("--only", default="", help="compare rows whose names contain this")
     parser.add_argument("--quick", action="store_true", help="a smoke run")
     settings = parser.parse_args()
+    names = choose_names([name for precision in PRECISIONS for name in row_names(precision)], settings.only)
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/gpu_agreement.py needs a CUDA device")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -85,16 +95,17 @@ def main() -> None:
     result: dict[str, Any] = {"quick": settings.quick, **describe_gpu(), "rows": []}
     settings.out.mkdir(parents=True, exist_ok=True)
     for precision in PRECISIONS:
-        expected = first_losses(setting, steps, precision)
-        for name, options in ROWS.items():
-            if options.get("fused") and precision == "float64":
-                continue  # which has no fused kernels
+        chosen = {name: way for name, way in row_names(precision).items() if name in names}
+        expected = first_losses(setting, steps, precision) if chosen else torch.empty(0)
+        for name, way in chosen.items():
             gc.collect()  # an earlier graph and its memory
             torch.cuda.empty_cache()
-            differences = (first_losses(setting, steps, precision, **options) - expected).abs()
-            row = {"name": f"{precision}, {name}", "losses": differences.numel()}
+            start = time.perf_counter()
+            differences = (first_losses(setting, steps, precision, **ROWS[way]) - expected).abs()
+            row = {"name": name, "losses": differences.numel()}
             row |= {"largest": differences.max().item(), "first": differences[0].max().item()}
-            print(f"{row['name']}: {row['largest']:.1e} at most, {row['first']:.1e} in the first step", flush=True)
+            numbers = f"{row['largest']:.1e} at most, {row['first']:.1e} in the first step"
+            print(f"{name}: {numbers} ({time.perf_counter() - start:.0f} s)", flush=True)
             result["rows"].append(row)
             (settings.out / "gpu_agreement.json").write_text(json.dumps(result, indent=2) + "\n")
 

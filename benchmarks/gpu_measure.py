@@ -48,13 +48,14 @@ def run_benchmark(description: str | None, name: str, rows: Callable[[bool], Ite
     parser.add_argument("--only", default="", help="measure rows whose names contain this")
     parser.add_argument("--quick", action="store_true", help="a smoke run")
     settings = parser.parse_args()
+    known = {row.name: row for row in rows(settings.quick)}
+    chosen = [known[row] for row in choose_names(known, settings.only)]
     if not torch.cuda.is_available():
         raise SystemExit(f"benchmarks/{name}.py needs a CUDA device")
-    chosen = [row for row in rows(settings.quick) if settings.only in row.name]
     width = 2 + max(len(row.name) for row in chosen)
     machine = describe_gpu()
     print(", ".join(f"{name} {version}" for name, version in machine.items()))
-    print(" " * width + "".join(f"{head:>14}" for head in COLUMNS))
+    print(" " * width + "".join(f"{head:>14}" for head in COLUMNS), flush=True)
     result: dict[str, Any] = {"quick": settings.quick, **machine, "rows": []}
     settings.out.mkdir(parents=True, exist_ok=True)
     for row in chosen:
@@ -65,6 +66,14 @@ def run_benchmark(description: str | None, name: str, rows: Callable[[bool], Ite
         print(f"{row.name:<{width}}" + "".join(cells), flush=True)
         result["rows"].append({"name": row.name, **numbers})
         (settings.out / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+def choose_names(names: Iterable[str], part: str) -> list[str]:
+    """The names that contain a part."""
+    names = list(names)
+    if not (chosen := [name for name in names if part in name]):
+        raise SystemExit(f"--only: no row contains {part!r}; there are:\n" + "\n".join(names))
+    return chosen
 
 
 def measure(row: Row) -> dict[str, float]:

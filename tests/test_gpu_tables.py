@@ -6,8 +6,8 @@ from pathlib import Path
 import gpu_tables as bench
 import pytest
 import torch
-from gpu_agreement import PRECISIONS, first_losses
-from gpu_measure import find_versions
+from gpu_agreement import PRECISIONS, first_losses, row_names
+from gpu_measure import choose_names, find_versions
 
 ROOT = Path(__file__).parents[1]
 RESULTS = bench.read_results(ROOT / "results" / "gpu")
@@ -50,6 +50,15 @@ def test_versions_are_those_that_are_installed():
     for package in ("triton", "cuda-bindings"):
         installed = {d.version for d in metadata.distributions(name=package)}
         assert {found[package]} == installed if package in found else not installed
+
+
+def test_rows_are_chosen_by_a_part_of_their_names():
+    names = [name for precision in PRECISIONS for name in row_names(precision)]
+    assert len(names) == 8  # float64 has no fused kernels
+    assert choose_names(names, "") == names
+    assert choose_names(names, "bfloat16, captured") == ["bfloat16, captured", "bfloat16, captured, fused kernels"]
+    with pytest.raises(SystemExit, match="no row contains 'float8'; there are:\nfloat64, plain"):
+        choose_names(names, "float8")
 
 
 @pytest.mark.slow

@@ -104,9 +104,10 @@ class Supernet:
             values: One value for each decision, by name.
         """
         for name, decisions in self._by_name.items():
-            value = values[name]
-            for decision in decisions:
-                decision.choose(value)
+            first, *others = decisions
+            first.choose(values[name])
+            for decision in others:  # which may be hundreds
+                decision.__dict__["selected"] = first.selected
 
     @contextmanager
     def select_temporarily(self, values: Values) -> Iterator[None]:

@@ -248,9 +248,9 @@ class SharedCell(nas.Searchable):
 
     def _nodes(self) -> Modules:
         """The selected paths."""
-        slots: Any = self.slots
-        paths = [path for slot in slots for path in slot.active_modules()]
-        modules = [(path.source, module) for path in paths for module in path.operation.active_modules()]
+        slots: Any = self._modules["slots"]  # past torch's own ways, which are slow: every pass comes here
+        paths = [path for slot in slots._modules.values() for path in slot.active_modules()]
+        modules = [(path.source, path._modules["operation"].active_modules()[0]) for path in paths]
         return [modules[at : at + 2] for at in range(0, len(modules), 2)]
 
     def forward(self, before: Tensor, previous: Tensor) -> Tensor:

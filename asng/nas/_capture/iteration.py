@@ -279,11 +279,14 @@ class Iteration:
 
     # A step.
 
-    def fits(self, train_batch: Any, valid_batch: Any) -> bool:
-        return self._batches["train"].fits(train_batch) and self._batches["valid"].fits(valid_batch)
+    def fits(self, n: int, train_batch: Any, valid_batch: Any) -> bool:
+        """Whether it can run n candidates in each half on batches."""
+        return n == self._n and self._batches["train"].fits(train_batch) and self._batches["valid"].fits(valid_batch)
 
-    def find_change(self, train_batch: Any, valid_batch: Any) -> str | None:
-        """Return what else than the numbers of tensors changed in batches of the same shapes."""
+    def find_change(self, n: int, train_batch: Any, valid_batch: Any) -> str | None:
+        """Return what changed but the numbers and the shapes of tensors in batches."""
+        if n != self._n:
+            return f"the candidates of a step change from {self._n} to {n}, and a graph holds a pass for each"
         return self._batches["train"].find_change(train_batch) or self._batches["valid"].find_change(valid_batch)
 
     def step(

@@ -66,9 +66,9 @@ class CapturedStep:
             self.store()
             self._iteration = None  # which frees its memory
             self._iteration = self._capture_iteration(n, train_batch, valid_batch)
-        if self._iteration is None or self._iteration.fits(train_batch, valid_batch):
+        if self._iteration is None or self._iteration.fits(n, train_batch, valid_batch):
             return self._iteration
-        if reason := self._iteration.find_change(train_batch, valid_batch):
+        if reason := self._iteration.find_change(n, train_batch, valid_batch):
             self.store()
             self._iteration, self._is_current = None, False
             self._refuse(reason)

@@ -100,7 +100,8 @@ def around(make, first=None, last=None):
     """An elastic layer between two others, and the mean of what they give over all places."""
     first, last = first or nas.Conv1d, last or nas.Conv1d
     size = width()
-    return nn.Sequential(first(2, size, 1), make(size), last(size, 3, 1), nn.Flatten(2), Mean())
+    # Not linear from the layer on: the mean of what an instance norm gives is 0, and rounding alone would rank widths.
+    return nn.Sequential(first(2, size, 1), make(size), nn.Tanh(), last(size, 3, 1), nn.Flatten(2), Mean())
 
 
 class Mean(nn.Module):

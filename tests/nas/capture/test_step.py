@@ -16,8 +16,8 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
-from asng import Categorical, Integer, Real, nas
-from asng.nas import OneOf, Value
+from asng import ASNG, Categorical, Integer, Real, nas
+from asng.nas import OneOf, OneShot, Value
 from asng.nas._capture import step as _capture
 from asng.nas._capture import trace
 from asng.nas._capture.cases import Refused
@@ -387,6 +387,29 @@ def test_a_number_that_changes_from_batch_to_batch_ends_captures():
         assert captured.step(*second) == plain.step(*second)
     assert caught[0].filename == __file__
     assert captured.step(*third) == plain.step(*third)
+    torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("graphless")
+def test_a_population_that_grows_ends_captures():
+    model = Choosy()
+    twin = copy.deepcopy(model)
+    plain, captured = (
+        OneShot(
+            net,
+            ASNG(nas.space_of(net), adapt="population_size", delta_init=1.0, seed=3),
+            torch.optim.SGD(net.parameters(), lr=0.1),
+            cross_entropy,
+            capture=capture,
+        )
+        for net, capture in ((model, False), (twin, True))
+    )
+    data = pairs(20)
+    reason = "the candidates of a step change from 2 to 3, and a graph holds a pass for each"
+    with pytest.warns(UserWarning, match=reason) as caught:
+        got = [captured.step(*pair) for pair in data]
+    assert len(caught) == 1
+    assert got == [plain.step(*pair) for pair in data]
     torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
 
 
