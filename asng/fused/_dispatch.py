@@ -72,7 +72,7 @@ def empty_rows(shape: tuple[int, ...], like: Tensor, row: int | None = None) -> 
     n, channels, height, width = shape
     row = align(channels) if row is None else row
     rows = torch.empty(n, height, width, row, dtype=like.dtype, device=like.device)
-    return rows.permute(0, 3, 1, 2)[:, :channels]
+    return rows.permute(0, 3, 1, 2)[:, :channels].data  # no view: what a function returns may be written in place
 
 
 def widen(x: Tensor) -> Tensor:

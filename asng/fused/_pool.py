@@ -122,7 +122,7 @@ class _AvgPool(torch.autograd.Function):
                 *(x, y, 0, *x.shape[1:], *y.shape[2:], step, grid.rows, grid.block, grid.align, adds),
                 num_warps=grid.warps,
             )
-        return y[:, : ctx.shape[1]]
+        return y[:, : ctx.shape[1]].data  # no view: it may be written in place
 
     @staticmethod
     @once_differentiable
@@ -160,7 +160,7 @@ class _MaxPool(torch.autograd.Function):
                 num_warps=grid.warps,
             )
         ctx.save_for_backward(taps)
-        return y[:, : ctx.shape[1]]
+        return y[:, : ctx.shape[1]].data  # no view: it may be written in place
 
     @staticmethod
     @once_differentiable

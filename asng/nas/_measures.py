@@ -140,6 +140,7 @@ class Flops(ForwardMeasure):
 
     def _count(self, network: nn.Module, counter: "_FlopCounter", device: torch.device) -> int:
         network.eval()  # which returns None where a train() of the user's does
+        network.to(device)  # where a `build_static` makes parameters of its own
         args, kwargs = to_device((self.args, self.kwargs), device)
         with without_fast_path(), counter:  # for whose kernels torch has no formulas
             network(*args, **kwargs)

@@ -21,6 +21,26 @@ def separable(channels):
     return nn.Sequential(*half, *copy.deepcopy(half))
 
 
+@pytest.mark.parametrize("channels", [8, 10])
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda c: [nn.BatchNorm2d(c)],
+        lambda c: [nn.MaxPool2d(3, 1, 1)],
+        lambda c: [nn.AvgPool2d(3, 2, 1)],
+        lambda c: [nn.Sequential(nn.Conv2d(c, c, 1, bias=False), nn.BatchNorm2d(c))],
+        lambda c: [separable(c)],
+    ],
+    ids=["norm", "max pool", "average pool", "1x1", "separable"],
+)
+def test_layers_may_be_followed_by_ones_that_write_in_place(layers, channels):
+    torch.manual_seed(0)
+    network = nn.Sequential(*layers(channels), nn.ReLU(inplace=True))
+    x = channels_last((2, channels, 4, 4), torch.float32)
+    expected = run(copy.deepcopy(network).double(), x.double())
+    assert_close(run(fused.fuse(network), x), expected, torch.float32)
+
+
 class Cell(nn.Module):
     """Every kind of layer behind every other, and gradients of several users."""
 
