@@ -4,6 +4,7 @@
 what is selected runs, and what two nodes have in common runs once.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any, ClassVar, TypeVar
@@ -46,27 +47,24 @@ def run_nodes(
     except an identity is dropped with a probability, independently for each image; paths that stay are scaled up.
     """
     paths = dict.fromkeys(path for pair in nodes for path in pair)
-    users = [source for source, _ in paths] + [2 + end for end in ends]
+    users = Counter([source for source, _ in paths] + [2 + end for end in ends])
     entered = {source: entries[source](x) for source, x in enumerate(inputs) if source in users}
     like, masks = next(iter(entered.values())), None
-    sources = {source: iter(fan_out(x, users.count(source))) for source, x in entered.items()}
+    sources = {source: iter(fan_out(x, users[source])) for source, x in entered.items()}
     done: dict[tuple[int, nn.Module], Tensor] = {}
     fork = Fork(like.device)
     for node, pair in enumerate(nodes):
         for path in paths if fork.is_captured else pair:  # side by side each begins as soon as its source is there
             if path not in done and path[0] in sources:
-                module, x = path[1], next(sources[path[0]])
-                done[path] = fork.run(module, x) if fork.is_captured else module(x)
+                done[path] = fork.run(path[1], next(sources[path[0]]))
         if masks is None and (isinstance(drop_path, Tensor) or drop_path):  # beside the first paths, not before them
             masks = like.new_empty(len(nodes), 2, len(like), 1, 1, 1)
             masks.bernoulli_(1 - drop_path).div_(1 - drop_path)
         scales: list[Tensor | None] = []
         if masks is not None:
             scales = [None if isinstance(module, nn.Identity) else masks[node, i] for i, (_, module) in enumerate(pair)]
-        results = [done[path] for path in pair]
-        fork.join(results)
-        result = add(*results, *scales)
-        sources[2 + node] = iter(fan_out(result, users.count(2 + node)))
+        result = add(*(fork.join(done[path]) for path in pair), *scales)
+        sources[2 + node] = iter(fan_out(result, users[2 + node]))
     return [next(sources[2 + end]) for end in ends]
 
 
@@ -83,8 +81,8 @@ class Fork:
         self._events: dict[int, Any] = {}  # by the id of a result
 
     def run(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Start a module; `join` waits for results."""
-        if isinstance(module, nn.Identity):
+        """Start a module; `join` waits for its result."""
+        if not self.is_captured or isinstance(module, nn.Identity):
             return module(x)  # type: ignore[no-any-return]
         stream, outer = self._streams[x.device][len(self._events) % STREAMS], self._cuda.current_stream()
         stream.wait_stream(outer)
@@ -95,10 +93,10 @@ class Fork:
         self._events[id(result)] = stream.record_event()
         return result
 
-    def join(self, results: Iterable[Tensor]) -> None:
-        for result in results if self._events else ():
-            if id(result) in self._events:
-                self._cuda.current_stream().wait_event(self._events[id(result)])
+    def join(self, result: Tensor) -> Tensor:
+        if id(result) in self._events:
+            self._cuda.current_stream().wait_event(self._events[id(result)])
+        return result
 
 
 def join_ends(ends: Sequence[Tensor], weight: Tensor, norm: nn.Module) -> Tensor:
