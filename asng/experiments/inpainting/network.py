@@ -16,7 +16,7 @@ from asng import nas
 from asng.experiments.inpainting import encoding
 from asng.experiments.inpainting.encoding import SIZE, Layer, Values, Variables
 from asng.fused._chain import FIELDS, ChainLayer, Chains
-from asng.nas._capture import trace as _trace
+from asng.nas._capture import trace as _trace  # no public name sends a chain, or adds to gradients by address
 
 IMAGE_CHANNELS = 3
 

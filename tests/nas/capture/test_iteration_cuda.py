@@ -91,6 +91,22 @@ def test_captured_steps_equal_the_plain_ones(cases, max_grad_norm, monkeypatch):
     torch.testing.assert_close([*twin.parameters()], [*model.parameters()])
 
 
+def test_a_captured_step_waits_for_the_device_once():
+    captured = oneshot(Choosy().cuda(), capture=True)
+    first, *others = gpu_pairs(4)
+    captured.step(*first)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            for pair in others:
+                captured.step(*pair)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [warning for warning in caught if "called a synchronizing CUDA operation" in str(warning.message)]
+    assert len(waits) == len(others)  # to read the losses
+
+
 def test_captured_metrics_equal_the_plain_ones():
     def loss(model, batch):
         scores = model(batch[0])
