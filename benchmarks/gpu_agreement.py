@@ -84,7 +84,9 @@ def row_names(precision: str) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/gpu_agreement"), help="folder for gpu_agreement.json")
-    parser.add_argument("--only", default="", help="compare rows whose names contain this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="compare rows of these names, or that contain one of these"
+    )
     parser.add_argument("--quick", action="store_true", help="a smoke run")
     settings = parser.parse_args()
     names = choose_names([name for precision in PRECISIONS for name in row_names(precision)], settings.only)

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from importlib import metadata
@@ -45,7 +45,9 @@ def run_benchmark(description: str | None, name: str, rows: Callable[[bool], Ite
     """The command line of a benchmark; `rows(quick)` are measured, printed and written one after another."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs") / name, help=f"folder for {name}.json")
-    parser.add_argument("--only", default="", help="measure rows whose names contain this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="measure rows of these names, or that contain one of these"
+    )
     parser.add_argument("--quick", action="store_true", help="a smoke run")
     settings = parser.parse_args()
     known = {row.name: row for row in rows(settings.quick)}
@@ -68,12 +70,13 @@ def run_benchmark(description: str | None, name: str, rows: Callable[[bool], Ite
         (settings.out / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
-def choose_names(names: Iterable[str], part: str) -> list[str]:
-    """The names that contain a part."""
+def choose_names(names: Iterable[str], parts: Sequence[str]) -> list[str]:
+    """The names that contain one of the parts; a part that is a name itself is that one alone."""
     names = list(names)
-    if not (chosen := [name for name in names if part in name]):
-        raise SystemExit(f"--only: no row contains {part!r}; there are:\n" + "\n".join(names))
-    return chosen
+    chosen = {part: [part] if part in names else [name for name in names if part in name] for part in parts}
+    if missing := [part for part, found in chosen.items() if not found]:
+        raise SystemExit(f"--only: no row contains {missing[0]!r}; there are:\n" + "\n".join(names))
+    return [name for name in names if any(name in found for found in chosen.values())]
 
 
 def measure(row: Row) -> dict[str, float]:

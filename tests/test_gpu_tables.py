@@ -55,10 +55,12 @@ def test_versions_are_those_that_are_installed():
 def test_rows_are_chosen_by_a_part_of_their_names():
     names = [name for precision in PRECISIONS for name in row_names(precision)]
     assert len(names) == 8  # float64 has no fused kernels
-    assert choose_names(names, "") == names
-    assert choose_names(names, "bfloat16, captured") == ["bfloat16, captured", "bfloat16, captured, fused kernels"]
+    assert choose_names(names, [""]) == names
+    assert choose_names(names, ["6, captured"]) == ["bfloat16, captured", "bfloat16, captured, fused kernels"]
+    assert choose_names(names, ["fused", "bfloat16, captured"]) == names[-2:]
+    assert choose_names(names, ["bfloat16, captured"]) == ["bfloat16, captured"]
     with pytest.raises(SystemExit, match="no row contains 'float8'; there are:\nfloat64, plain"):
-        choose_names(names, "float8")
+        choose_names(names, ["float8"])
 
 
 @pytest.mark.slow
