@@ -1,17 +1,16 @@
 """Checks of the tensors that the kernels take."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-Result = TypeVar("Result")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ALIGN = 8  # elements: 16 bytes in half precision
 MAX_NUMEL = 2**31 - 2**20  # kernels count in 32 bits, blocks that reach beyond the end included
@@ -107,7 +106,6 @@ class SideStream:
     _is_allowed: ClassVar[bool] = False  # in all threads: autograd has its own
     _streams: ClassVar[dict[int, Any]] = {}
     _running: ClassVar[list[tuple[Any, list[int], Any]]] = []  # streams, addresses they write to, what they read
-    _ahead: ClassVar[Any] = None  # the stream of `run_ahead`
 
     def __init__(self, x: Tensor) -> None:
         cuda: Any = torch.cuda
@@ -126,27 +124,8 @@ class SideStream:
         try:
             yield
         finally:
-            cls._is_allowed, cls._ahead = False, None
+            cls._is_allowed = False
             cls._running.clear()
-
-    @classmethod
-    def run_ahead(cls, x: Tensor, function: Callable[[], Result]) -> Result:
-        """Call a function that reads weights alone; its kernels run before their turn, after those of the first call.
-
-        What it returns stays in memory until `join_all`: nothing keeps later calls from writing there too early.
-        """
-        cuda: Any = torch.cuda
-        if not (cls._is_allowed and x.is_cuda and cuda.is_current_stream_capturing()):
-            return function()
-        outer = cuda.current_stream()
-        if cls._ahead is None:
-            cls._ahead = cuda.Stream(x.device)
-            cls._ahead.wait_stream(outer)
-        with cuda.stream(cls._ahead):
-            result = function()
-        outer.wait_stream(cls._ahead)
-        cls._running.append((cls._ahead, [], result))
-        return result
 
     @property
     def is_open(self) -> bool:

@@ -172,21 +172,17 @@ def _prepare(
     x: Tensor, depthwise1: Tensor, depthwise2: Tensor, half: Half, dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor]]:
     """The input, rectified and with aligned rows of channels if they were not, and the weights of each tap in a row."""
-    channels, block = 16, 1024
-
-    def launch(source: Tensor, total: int) -> list[Tensor]:
-        taps = [torch.empty(weight[0].numel(), half.row, device=x.device) for weight in (depthwise1, depthwise2)]
-        _depthwise_kernels.prepare[(2 * -(-half.row // channels) + -(-total // block),)](
-            *(x, source, total, depthwise1, depthwise2, *taps, half.channels, half.row),
-            *(depthwise1.shape[-1], depthwise2.shape[-1], channels, block),
-            PAD=total > 0,
-        )
-        return taps
-
-    if half.row == row_of(x):
-        return x, SideStream.run_ahead(x, lambda: launch(x, 0))
-    source = torch.empty(half.images, half.height, half.width, half.row, dtype=dtype, device=x.device)
-    return source, launch(source, source.numel())
+    taps = [torch.empty(weight[0].numel(), half.row, device=x.device) for weight in (depthwise1, depthwise2)]
+    source, total, channels, block = x, 0, 16, 1024
+    if half.row != row_of(x):
+        source = torch.empty(half.images, half.height, half.width, half.row, dtype=dtype, device=x.device)
+        total = source.numel()
+    _depthwise_kernels.prepare[(2 * -(-half.row // channels) + -(-total // block),)](
+        *(x, source, total, depthwise1, depthwise2, *taps, half.channels, half.row),
+        *(depthwise1.shape[-1], depthwise2.shape[-1], channels, block),
+        PAD=total > 0,
+    )
+    return source, taps
 
 
 def _convolve(x: Tensor, taps: Tensor, before: Before | None, half: Half, dtype: torch.dtype) -> Tensor:

@@ -122,8 +122,8 @@ class Fork:
         if self.is_captured and self._key not in self._streams:
             self._streams[self._key] = [self._cuda.Stream(device) for _ in range(STREAMS)]
 
-    def run(self, module: Callable[..., Tensor], x: Tensor, fan_out: FanOut = repeat, users: int = 1) -> Running:
-        """Start a module or function, whose result has some users."""
+    def run(self, module: nn.Module, x: Tensor, fan_out: FanOut = repeat, users: int = 1) -> Running:
+        """Start a module, whose result has some users."""
         if not self.is_captured or isinstance(module, nn.Identity):
             return Running(iter(fan_out(module(x), users)))
         stream, outer = self._streams[self._key][self._runs % STREAMS], self._cuda.current_stream()
@@ -253,10 +253,10 @@ class SharedCell(nas.Searchable):
         modules = [(path.source, path._modules["operation"].active_modules()[0]) for path in paths]
         return [modules[at : at + 2] for at in range(0, len(modules), 2)]
 
-    def forward(self, before: Tensor, previous: Tensor, loose: Tensor | None = None) -> Tensor:
-        """`loose`: what `find_loose` gives, which is the same for all cells of a kind."""
-        if self.is_open:
-            return self._forward_open(before, previous, self.find_loose() if loose is None else loose)
+    def forward(self, before: Tensor, previous: Tensor) -> Tensor:
+        slots: Any = self.slots
+        if isinstance(slots[0].index, Tensor):  # a captured step leaves the architecture open
+            return self._forward_open(before, previous)
         nodes = self._nodes()
         ends = space.loose_ends(nodes)
         columns = torch.split(self.join.weight, self.join.out_channels, 1)  # of each node
@@ -265,23 +265,17 @@ class SharedCell(nas.Searchable):
         maps = run_nodes(entered, nodes, ends)
         return join_ends(maps, weight, self.norm)
 
-    def _forward_open(self, before: Tensor, previous: Tensor, loose: Tensor) -> Tensor:
+    def _forward_open(self, before: Tensor, previous: Tensor) -> Tensor:
         """The same without a look at the values: every slot runs, and columns of ends that are not loose are 0."""
         states = [*enter(self.entries, (before, previous), self.inputs, self.norm).values()]
         for node in range(space.NODES):
             states.append(self.slots[2 * node](states) + self.slots[2 * node + 1](states))
         columns = self.join.weight.view(-1, space.NODES, self.join.out_channels, 1, 1)
-        columns = columns * loose.view(-1, 1, 1, 1)
+        columns = columns * self._find_loose().view(-1, 1, 1, 1)
         return join_ends(states[2:], columns.flatten(1, 2), self.norm)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a captured step leaves the architecture open."""
-        slots: Any = self.slots
-        return isinstance(slots[0].index, Tensor)
-
-    def find_loose(self) -> Tensor:
-        """Of an open architecture, 1 for nodes that are loose ends, 0 for the others, on the device."""
+    def _find_loose(self) -> Tensor:
+        """1 for nodes that are loose ends, 0 for the others, on the device."""
         slots: Any = self.slots
         return (torch.stack([slot.index for slot in slots])[:, None] != self.node_sources).all(0)
 
@@ -342,14 +336,13 @@ class Net(nn.Module):
         needed = space.influential_cells([cell.inputs for cell in cells], ends)
         # Of the stem, -1, and of each cell: the inputs of cells that its output is.
         readers = Counter(max(index - 2 + source, -1) for index in needed for source in cells[index].inputs)
-        masks = Fork(images.device, "masks").run(self._draw_masks, images) if self._draws_masks(images) else None
+        masks, second = self._draw_masks(images), None
         _, maps = self._share(run_stem(self.stem, images), 0, readers[-1])
-        shared, second = self._share_among_cells(masks), None
         before = previous = maps
         for index, cell in enumerate(cells):
             if index in needed:
                 inputs = [next(x) if source in cell.inputs else None for source, x in enumerate((before, previous))]
-                output = cell(*inputs, *shared[index])
+                output = cell(*inputs) if masks is None else cell(*inputs, masks[index])
                 looked_at, maps = self._share(output, ends[index], readers[index])
                 if with_second and index == middle:
                     second = Fork(output.device, "auxiliary").run(self.auxiliary, looked_at.pop())  # type: ignore[arg-type]
@@ -364,26 +357,14 @@ class Net(nn.Module):
             return [next(shares) for _ in range(ends)], shares
         return [output] * ends, repeat(F.relu(output) if readers else output, readers)  # rectified once for all
 
-    def _draws_masks(self, images: Tensor) -> bool:
-        """Whether the masks of all cells are drawn at once, as on a GPU: fewer kernels than if each drew its own."""
-        return self.training and images.is_cuda and isinstance(self.cells[0], Cell)
-
-    def _draw_masks(self, images: Tensor) -> Tensor:
+    def _draw_masks(self, images: Tensor) -> Tensor | None:
+        """On a GPU, the masks of all cells at once: fewer kernels than if each drew its own."""
         cells: Any = self.cells
+        if not (self.training and images.is_cuda and isinstance(cells[0], Cell)):
+            return None
         keep = (1 - torch.stack([cell.drop_path for cell in cells])).view(-1, 1, 1, 1, 1, 1, 1)
         like = images.new_empty(len(images), dtype=compute_dtype(images))
         return draw_masks(keep, like, len(cells), space.NODES)
-
-    def _share_among_cells(self, masks: Running | None) -> Sequence[tuple[Tensor, ...]]:
-        """What each cell takes besides its inputs: its masks, or the loose ends of an open architecture."""
-        cells: Any = self.cells
-        if masks is not None:
-            return [(of_cell,) for of_cell in masks.join()]
-        if isinstance(cells[0], Cell) or not cells[0].is_open:
-            return [()] * len(cells)
-        kinds = [index in self.reduction_indices for index in range(len(cells))]
-        loose = {kind: cells[kinds.index(kind)].find_loose() for kind in set(kinds)}
-        return [(loose[kind],) for kind in kinds]
 
 
 def set_drop_path(model: nn.Module, drop_prob: float) -> None:
