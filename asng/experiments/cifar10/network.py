@@ -77,20 +77,21 @@ def run_nodes(
     A module applied twice to the same gives the same, so it is computed once. Every path
     except an identity is multiplied by its mask, if there are masks.
     """
-    paths = Counter(path for pair in nodes for path in pair)
-    users = Counter([source for source, _ in paths] + [2 + end for end in ends])
-    sources = {source: iter(fan_out(x, users[source])) for source, x in entered.items()}
+    wanted = [path for pair in nodes for path in pair]
+    paths = dict.fromkeys(wanted)
+    users = [source for source, _ in paths] + [2 + end for end in ends]
+    sources = {source: iter(fan_out(x, users.count(source))) for source, x in entered.items()}
     running: dict[tuple[int, nn.Module], Running] = {}
     fork = Fork(next(iter(entered.values())).device)
     for node, pair in enumerate(nodes):
         for path in paths if fork.is_captured else pair:  # side by side each begins as soon as its source is there
             if path not in running and path[0] in sources:
-                running[path] = fork.run(path[1], next(sources[path[0]]), fan_out, paths[path])
+                running[path] = fork.run(path[1], next(sources[path[0]]), fan_out, wanted.count(path))
         scales: list[Tensor | None] = []
         if masks is not None:
             scales = [None if isinstance(module, nn.Identity) else masks[node, i] for i, (_, module) in enumerate(pair)]
-        result = add(*(running[path].join() for path in pair), *scales)
-        sources[2 + node] = iter(fan_out(result, users[2 + node]))
+        result = add(*[running[path].join() for path in pair], *scales)
+        sources[2 + node] = iter(fan_out(result, users.count(2 + node)))
     return [next(sources[2 + end]) for end in ends]
 
 
