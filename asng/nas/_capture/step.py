@@ -21,6 +21,7 @@ from asng.nas._checks import unwrap
 from asng.nas.supernet import Supernet, Values
 
 MAX_CAPTURES = 4  # of one search; each takes as long as many steps
+MAX_MISFITS = 20  # batches of other shapes in a row that run plain, before the step is captured for theirs
 
 
 class CapturedStep:
@@ -37,7 +38,7 @@ class CapturedStep:
     ) -> None:
         self._supernet, self._make_iteration, self._find_obstacle = supernet, make_iteration, find_obstacle
         self._iteration: Iteration | None = None
-        self._captures = 0
+        self._captures = self._misfits = 0
         self._refused = self._warned_of_plain = False
         self.cost: dict[str, float] = {}  # of the last capture
         self._is_current = False  # the iteration knows which weights are touched, and their momentum
@@ -62,12 +63,15 @@ class CapturedStep:
         """The iteration for such batches, captured if need be."""
         if self._refused:
             return None
-        if self._iteration is None or not self._iteration.update.is_as_captured():
+        is_outgrown = self._misfits == MAX_MISFITS
+        if self._iteration is None or is_outgrown or not self._iteration.update.is_as_captured():
             self.store()
             self._iteration = None  # which frees its memory
             self._iteration = self._capture_iteration(n, train_batch, valid_batch)
         if self._iteration is None or self._iteration.fits(n, train_batch, valid_batch):
+            self._misfits = 0
             return self._iteration
+        self._misfits += 1
         if reason := self._iteration.find_change(n, train_batch, valid_batch):
             self.store()
             self._iteration, self._is_current = None, False
@@ -107,7 +111,7 @@ class CapturedStep:
 
     def _capture_iteration(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
         if self._captures == MAX_CAPTURES:
-            what = "the optimizer's settings, the weights' memory or their requires_grad change"
+            what = "the optimizer's settings, the weights' memory or requires_grad, or shapes of batches change"
             reason = f"it was captured {MAX_CAPTURES} times, as {what}"
         else:
             reason = self._find_obstacle() or ""

@@ -479,6 +479,20 @@ def test_settings_that_change_all_the_time_end_captures():
     assert_same_step(sixth[0], *sixth[1])  # without a warning, which would be an error
 
 
+@pytest.mark.usefixtures("graphless")
+def test_batches_that_keep_another_shape_are_captured_anew(monkeypatch):
+    monkeypatch.setattr(_capture, "MAX_MISFITS", 2)
+    model = Choosy()
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+    first, *others = pairs(6)
+    shorter = [tuple(tensor[:3] for tensor in batch) for batch in first]
+    captures = []
+    for train, valid in (first, shorter, others[0], shorter, shorter, shorter, shorter):
+        assert captured.step(train, valid) == plain.step(train, valid)
+        captures.append(captured._captured._captures)
+    assert captures == [1, 1, 1, 1, 1, 2, 2]
+
+
 def test_capture_on_the_cpu_warns_once_and_runs_as_usual():
     model = Choosy()
     plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
