@@ -11,7 +11,7 @@ from black_box_problems import PROBLEMS
 Row = dict[str, Any]
 Group = dict[str, list[Row]]
 SUITES = ("pbo", "mixint")
-WHOLE = 1000  # evaluations of a whole run, where a problem has more: TPE on mixint
+WHOLE = 1000  # evaluations of a whole run, where a problem has more: on mixint asng alone had those
 TARGETS = (250, 500, 1000)  # evaluations of CatCMAwM whose median regret is a target
 
 

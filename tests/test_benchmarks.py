@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,18 @@ def test_whole_runs_are_compared_at_the_evaluations_that_all_had():
     longer = row | {"method": "asng", "evaluations": 2000}
     shorter = row | {"method": "TPE", "evaluations": 1000, "regret": 3.0}
     assert "| mixint f1 | 1000 | 5 [5, 5] | **3** [3, 3] |" in "\n".join(show([longer, shorter]))
+
+
+def test_the_tables_of_black_boxes_are_what_the_kept_rows_give():
+    from black_box_report import show
+
+    root = SCRIPT.parents[1]
+    rows = [json.loads(line) for line in (root / "results" / "black_box" / "rows.jsonl").read_text().splitlines()]
+    page = (root / "docs" / "results.md").read_text(encoding="utf-8")
+    assert [table for table in show(rows) if table not in page] == []
+    seeds = Counter((row["problem"], row["method"], row["evaluations"]) for row in rows)
+    assert set(seeds.values()) == {20}
+    assert len({(row["seed"], row["problem"], row["method"], row["evaluations"]) for row in rows}) == len(rows)
 
 
 @pytest.mark.parametrize(
