@@ -5,7 +5,7 @@ import math
 import os
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,7 @@ def test_shorter_runs_are_compared_with_each_other(tmp_path):
     chosen = ["--problems", "onemax", "--seeds", "3", "--out", str(tmp_path)]
     black_box(tmp_path, *chosen, "--methods", "asng")
     printed, rows = black_box(tmp_path, *chosen, "--methods", "asng", "random", "--evaluations", "50")
-    regrets = {(row["method"], row["evaluations"]): [] for row in rows}
+    regrets = defaultdict(list)
     for row in rows:
         regrets[row["method"], row["evaluations"]].append(row["regret"])
     medians = {key: f"{sorted(of)[1]:.3g}" for key, of in regrets.items()}
