@@ -5,6 +5,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sized
 from itertools import count, cycle, islice, repeat
+from numbers import Rational
 from typing import Any
 
 import numpy as np
@@ -121,13 +122,13 @@ def as_finite_array(values: Any, what: str) -> NDArray[np.float64]:
 
 
 def as_float(value: Any, requirement: str) -> float:
-    """Return a float, infinity for an int beyond float64; ValueError begins with the requirement."""
+    """Return a float, infinite for an int or fraction beyond float64; ValueError begins with the requirement."""
     try:
         kind = getattr(getattr(value, "dtype", None), "kind", "?")  # of the numbers in an array, by NumPy's letter
         if not isinstance(value, NOT_REAL) and kind not in "cUS":
             return float(value)
     except OverflowError:
-        return math.inf
+        return -math.inf if isinstance(value, Rational) and value < 0 else math.inf
     except Exception:  # a user's number may raise anything
         pass
     raise ValueError(f"{requirement}, got {value!r}")

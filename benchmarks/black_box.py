@@ -22,7 +22,7 @@ without noise, less the lowest there is (0 where nobody knows it). Methods that 
 (`pip install '.[bench]'`).
 
 A finished run is a row of rows.jsonl; the same command continues where it was interrupted, and further commands add
-rows. `--evaluations` shortens runs, for methods that take long.
+rows. `--evaluations` shortens runs, for methods that take long; shorter runs have tables of their own.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 from black_box_methods import METHODS
 from black_box_problems import PROBLEMS, Values
-from black_box_report import draw, show, show_ratios, show_summary
+from black_box_report import draw, show
 
 import asng
 
@@ -108,19 +108,19 @@ def main() -> None:
         problems = options.problems or [name for name in PROBLEMS if options.data or not name.startswith("nasbench201")]
         methods, versions = find_installed(options.methods)
         folder.mkdir(parents=True, exist_ok=True)
-        done = {(row["problem"], row["method"], row["seed"]) for row in read_rows(folder)}
+        done = {tuple(row[key] for key in ("problem", "method", "seed", "evaluations")) for row in read_rows(folder)}
         for problem in problems:
             evaluations = min(PROBLEMS[problem][1], options.evaluations)
             for method in methods:
                 for seed in range(options.first_seed, options.first_seed + options.seeds):
-                    if (problem, method, seed) not in done:
+                    if (problem, method, seed, evaluations) not in done:
                         row = run(problem, method, seed, evaluations, options.data)
                         row["version"] = versions[METHODS[method][0]]
                         with (folder / "rows.jsonl").open("a") as file:
                             file.write(json.dumps(row) + "\n")
             print(problem, flush=True)
     rows = read_rows(folder)
-    tables = "\n\n".join([*show_summary(rows), *show(rows), *show_ratios(rows)])
+    tables = "\n\n".join(show(rows))
     if options.draw is None:
         (folder / "black_box.md").write_text(tables + "\n")
     print(f"\n{tables}")

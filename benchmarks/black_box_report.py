@@ -1,5 +1,6 @@
 """Tables and the figure of black_box.py, from its rows."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from black_box_problems import PROBLEMS
 Row = dict[str, Any]
 Group = dict[str, list[Row]]
 SUITES = ("pbo", "mixint")
+WHOLE = 1000  # evaluations of a whole run, where a problem has more: on mixint asng alone had those
 TARGETS = (250, 500, 1000)  # evaluations of CatCMAwM whose median regret is a target
 
 
@@ -30,63 +32,61 @@ def regret_at(row: Row, evaluations: float) -> float:
 
 
 def show(rows: list[Row]) -> list[str]:
-    """Tables of medians, with quartiles in brackets; the lowest median of each row is marked.
+    """All tables: of whole runs, then of shorter ones, as GP has them, with those that had as many evaluations."""
+    whole: list[Row] = []
+    shorter: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        is_whole = row["evaluations"] >= min(PROBLEMS[row["problem"]][1], WHOLE)
+        (whole if is_whole else shorter[row["evaluations"]]).append(row)
+    tables = [*show_summary(whole), *show_medians(whole), *show_ratios(whole)]
+    for _, short in sorted(shorter.items()):
+        tables += [*show_summary(short), *show_medians(short)]
+    return tables
 
-    The problems of the suites are tables of their own. Rows of fewer evaluations than others of their problem, as GP
-    has them, are in a last table with the others at as many evaluations.
-    """
+
+def show_medians(rows: list[Row]) -> list[str]:
+    """Tables of medians, with quartiles in brackets, one for each suite; the lowest median of a line is marked."""
     groups = groups_of(rows)
-    full = {
-        p: {m: of for m, of in group.items() if of[0]["evaluations"] == _most(group)} for p, group in groups.items()
-    }
-    short = {p: min(of[0]["evaluations"] for of in g.values()) for p, g in groups.items() if not p.startswith("mixint")}
-    tables = []
-    for suite in (None, *SUITES):
-        names = [p for p in full if (p.split()[0] if p.split()[0] in SUITES else None) == suite]
-        at = dict.fromkeys(names, np.inf) | (dict.fromkeys(names, 1000) if suite == "mixint" else {})
-        tables.append(_table({p: groups[p] if suite == "mixint" else full[p] for p in names}, at))
-    cut = {p: groups[p] for p, least in short.items() if least < _most(groups[p])}
-    tables.append(_table(cut, {p: short[p] for p in cut}))
-    return [table for table in tables if table]
+    suites = {p: p.split()[0] if p.split()[0] in SUITES else "" for p in groups}
+    return [
+        _table({p: group for p, group in groups.items() if suites[p] == suite})
+        for suite in ("", *SUITES)
+        if suite in suites.values()
+    ]
 
 
-def _most(group: Group) -> int:
-    return int(max(of[0]["evaluations"] for of in group.values()))
+def _least(group: Group) -> int:
+    """The evaluations that all methods had."""
+    return int(min(of[0]["evaluations"] for of in group.values()))
 
 
-def _table(groups: dict[str, Group], at: dict[str, float]) -> str:
-    if not groups:
-        return ""
+def _table(groups: dict[str, Group]) -> str:
     methods = [method for method in METHODS if any(method in group for group in groups.values())]
     lines = ["| problem | evaluations | " + " | ".join(methods) + " |", "|---" * (len(methods) + 2) + "|"]
     for problem, group in groups.items():
-        evaluations = min(at[problem], _most(group))
-        quartiles = {
-            m: np.quantile([regret_at(row, evaluations) for row in of], [0.25, 0.5, 0.75]) for m, of in group.items()
-        }
+        at = _least(group)
+        quartiles = {m: np.quantile([regret_at(row, at) for row in of], [0.25, 0.5, 0.75]) for m, of in group.items()}
         lowest = min(middle for _, middle, _ in quartiles.values())
         cells = []
         for method in methods:
             low, middle, high = quartiles.get(method, (0.0, np.inf, 0.0))
             shown = f"**{middle:.3g}**" if middle <= lowest else f"{middle:.3g}"
             cells.append(f"{shown} [{low:.3g}, {high:.3g}]" if method in group else "")
-        lines.append(f"| {problem} | {evaluations:.0f} | " + " | ".join(cells) + " |")
+        lines.append(f"| {problem} | {at} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def show_summary(rows: list[Row]) -> list[str]:
     """On how many problems of a kind each method is first or level with the first, of those that it was run on.
 
-    First is the lowest median. Level are those that a rank-sum test, one-sided at 5 %, cannot tell from it. Shorter
-    runs do not count, nor those of less than half of the seeds.
+    First is the lowest median. Level are those that a rank-sum test, one-sided at 5 %, cannot tell from it. Runs of
+    less than half of the seeds do not count.
     """
     counts: dict[str, dict[str, list[bool]]] = {}
     for problem, group in groups_of(rows).items():
-        at = 1000 if problem.startswith("mixint") else _most(group)
-        seeds = max(map(len, group.values()))
-        whole = {m: of for m, of in group.items() if of[0]["evaluations"] >= at and 2 * len(of) >= seeds}
-        regrets = {m: [regret_at(row, at) for row in of] for m, of in whole.items()}
-        first = min(regrets.values(), key=np.median, default=[])
+        at, seeds = _least(group), max(map(len, group.values()))
+        regrets = {m: [regret_at(row, at) for row in of] for m, of in group.items() if 2 * len(of) >= seeds}
+        first = min(regrets.values(), key=np.median)
         for method, own in regrets.items():
             counts.setdefault(_kind(problem), {}).setdefault(method, []).append(not _is_higher(own, first))
     methods = [method for method in METHODS if any(method in of for of in counts.values())]
@@ -144,8 +144,9 @@ def draw(rows: list[Row], path: Path) -> None:
         for number, method in enumerate(METHODS):
             if method not in group:
                 continue
-            of = group[method]
-            at = np.unique(np.geomspace(5, of[0]["evaluations"], 30).astype(int))
+            longest = max(row["evaluations"] for row in group[method])
+            of = [row for row in group[method] if row["evaluations"] == longest]
+            at = np.unique(np.geomspace(5, longest, 30).astype(int))
             low, middle, high = np.quantile([[regret_at(row, n) for n in at] for row in of], [0.25, 0.5, 0.75], axis=0)
             axes.plot(at, middle, color=f"C{number}", label=method, linewidth=2.5 if method == "asng" else 1.2)
             axes.fill_between(at, low, high, color=f"C{number}", alpha=0.12, linewidth=0)

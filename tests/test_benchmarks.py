@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,22 +144,41 @@ def test_black_boxes_are_compared_by_medians_and_quartiles(tmp_path):
     assert drawn.strip() == (tmp_path / "black_box.md").read_text().strip()
 
 
-def test_shorter_runs_are_compared_at_as_many_evaluations(tmp_path):
+def test_shorter_runs_are_compared_with_each_other(tmp_path):
     chosen = ["--problems", "onemax", "--seeds", "3", "--out", str(tmp_path)]
     black_box(tmp_path, *chosen, "--methods", "asng")
-    printed, rows = black_box(tmp_path, *chosen, "--methods", "random", "--evaluations", "50")
-    early = sorted([regret for n, regret in row["steps"] if n <= 50][-1] for row in rows if row["method"] == "asng")
-    late = sorted(row["regret"] for row in rows if row["method"] == "asng")
-    assert f"| onemax | 300 | **{late[1]:.3g}** [" in printed
-    assert f"| onemax | 50 | **{early[1]:.3g}** [" in printed
+    printed, rows = black_box(tmp_path, *chosen, "--methods", "asng", "random", "--evaluations", "50")
+    regrets = defaultdict(list)
+    for row in rows:
+        regrets[row["method"], row["evaluations"]].append(row["regret"])
+    medians = {key: f"{sorted(of)[1]:.3g}" for key, of in regrets.items()}
+    assert set(medians) == {("asng", 300), ("asng", 50), ("random", 50)}
+    whole, short = printed.split("| problems |")[1:]
+    assert f"| onemax | 300 | **{medians['asng', 300]}** [" in whole
+    assert "random" not in whole
+    assert f"| onemax | 50 | **{medians['asng', 50]}** [" in short
+    assert f" | {medians['random', 50]} [" in short
 
 
-def test_runs_too_short_for_a_comparison_are_in_no_summary():
-    from black_box_report import show_summary
+def test_whole_runs_are_compared_at_the_evaluations_that_all_had():
+    from black_box_report import show
 
-    row = {"problem": "mixint f1", "method": "random", "seed": 0, "regret": 1.0, "steps": [[1, 1.0]]}
-    assert show_summary([row | {"evaluations": 400}]) == []
-    assert "| bbob-mixint | 1 of 1 |" in show_summary([row | {"evaluations": 1000}])[0]
+    row = {"problem": "mixint f1", "seed": 0, "regret": 1.0, "steps": [[1, 5.0], [1500, 1.0]]}
+    longer = row | {"method": "asng", "evaluations": 2000}
+    shorter = row | {"method": "TPE", "evaluations": 1000, "regret": 3.0}
+    assert "| mixint f1 | 1000 | 5 [5, 5] | **3** [3, 3] |" in "\n".join(show([longer, shorter]))
+
+
+def test_the_tables_of_black_boxes_are_what_the_kept_rows_give():
+    from black_box_report import show
+
+    root = SCRIPT.parents[1]
+    rows = [json.loads(line) for line in (root / "results" / "black_box" / "rows.jsonl").read_text().splitlines()]
+    page = (root / "docs" / "results.md").read_text(encoding="utf-8")
+    assert [table for table in show(rows) if table not in page] == []
+    seeds = Counter((row["problem"], row["method"], row["evaluations"]) for row in rows)
+    assert set(seeds.values()) == {20}
+    assert len({(row["seed"], row["problem"], row["method"], row["evaluations"]) for row in rows}) == len(rows)
 
 
 @pytest.mark.parametrize(

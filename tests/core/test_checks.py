@@ -163,8 +163,10 @@ def test_a_real_number_becomes_a_float(value):
     assert as_float(value, "losses must be numbers") == value
 
 
-def test_an_int_beyond_all_floats_is_infinite():
-    assert as_float(10**400, "") == as_float(-(10**400), "") == math.inf
+@pytest.mark.parametrize("kind", [int, Fraction])
+def test_a_number_beyond_all_floats_is_infinite_and_keeps_its_sign(kind):
+    assert as_float(kind(10**400), "") == math.inf
+    assert as_float(kind(-(10**400)), "") == -math.inf
 
 
 @pytest.mark.parametrize("value", ["3.5", b"1", 1j, np.complex64(2), np.array(1j), np.str_("1"), None, [2], Stubborn()])

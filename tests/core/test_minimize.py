@@ -254,6 +254,10 @@ def test_limits_that_nothing_meets_are_an_error():
         minimize(sphere, {"x": Real(0, 1)}, evaluations=10, limits=[lambda values: 1 + values["x"]], seed=0)
 
 
+def test_a_limit_that_is_met_by_more_than_a_float_holds_is_met():
+    assert minimize(sphere, LINE, evaluations=50, limits=[lambda values: -(10**400)], seed=0).values == {"n": 4}
+
+
 def test_a_limit_without_a_number_is_named():
     def at_last(values):
         return None

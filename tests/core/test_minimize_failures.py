@@ -31,6 +31,7 @@ def test_an_exception_costs_one_evaluation_and_ranks_last():
         (None, "it must return a number, got None"),
         (math.nan, "it returned nan"),
         (-math.inf, "it returned -inf"),
+        (-(10**400), "it returned -inf"),
         ("0.5", "it must return a number, got '0.5'"),
         (1j, "it must return a number"),
         ([1, 2], "it must return a number"),
@@ -53,8 +54,9 @@ def test_a_function_that_exits_costs_one_evaluation():
         assert minimize(leave, LINE, evaluations=50, seed=0).values["n"] in (3, 5)
 
 
-def test_infinity_ranks_last_without_a_warning():
-    result = minimize(lambda v: math.inf if v["n"] > 2 else -v["n"], LINE, evaluations=50, seed=0)
+@pytest.mark.parametrize("infinity", [math.inf, 10**400], ids=["float", "int"])
+def test_infinity_ranks_last_without_a_warning(infinity):
+    result = minimize(lambda v: infinity if v["n"] > 2 else -v["n"], LINE, evaluations=50, seed=0)
     assert result.values == {"n": 2}
 
 
