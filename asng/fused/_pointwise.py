@@ -18,9 +18,9 @@ MAX_MAPS = 5  # that the kernels read side by side
 class PointwiseConv2d(nn.Sequential):
     """A 1x1 convolution and a batch norm: a `torch.nn.Sequential` of these layers.
 
-    In training mode three kernels run forward and three backward (with many pixels: up to four each). The layers hold
-    the parameters and the state, as ever. Called with `relu=True`, it reads the positive part of its input, by the same
-    kernels.
+    In training mode two kernels run forward and three backward, or four with more than 64 channels of the output (with
+    many pixels one more each way). The layers hold the parameters and the state, as ever. Called with `relu=True`, it
+    reads the positive part of its input, by the same kernels.
 
     Args:
         layers: `nn.Conv2d` of size 1 and `nn.BatchNorm2d`. Kernels are used without groups, strides and bias, and up

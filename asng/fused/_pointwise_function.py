@@ -1,4 +1,7 @@
-"""1x1 convolutions of one or more maps, with the batch norm after them: three kernels each way. Needs Triton."""
+"""1x1 convolutions of one or more maps, with the batch norm after them. Needs Triton.
+
+Two kernels forward, three or four backward, and where sums are merged one more each way.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
