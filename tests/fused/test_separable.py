@@ -149,6 +149,8 @@ OTHERS = {
     "a stride of 3": lambda layer: setattr(layer[1], "stride", (3, 3)),
     "a missing layer": lambda layer: layer.pop(7),
     "cumulative statistics": lambda layer: setattr(layer[3], "momentum", None),
+    "a hook": lambda layer: layer[2].register_forward_hook(lambda conv, inputs, output: 2 * output),
+    "a hook on gradients": lambda layer: layer[5].register_full_backward_hook(lambda conv, dx, dy: None),
 }
 
 
