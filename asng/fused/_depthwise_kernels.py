@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from asng.fused._norm_kernels import combine_moments, finish_moments
+from asng.fused._store_kernels import store
 
 
 @triton.jit
@@ -273,11 +274,7 @@ def depthwise_backward(
                     total += rounded.to(tl.float32)
                     products += rounded.to(tl.float32) * (values[row * COLUMNS + column].to(tl.float32) - mean)
                 target = dx + (pixel + row * W + column) * DX_STRIDE + c[None, :]
-                mask = mask & (c < DX_STRIDE)[None, :]
-                if ADD:
-                    summed = tl.load(target, mask, other=0.0).to(tl.float32) + rounded.to(tl.float32)
-                    rounded = summed.to(dx.dtype.element_ty)
-                tl.store(target, rounded, mask)
+                store(target, rounded, mask & (c < DX_STRIDE)[None, :], ADD)
     if NORM:
         target = sums + tl.program_id(0) * 2 * C + c
         tl.store(target, tl.sum(total, 0), c < C)

@@ -43,6 +43,14 @@ def is_supported(x: Tensor) -> bool:
     )
 
 
+def have_hooks(*layers: nn.Module) -> bool:
+    """Whether one of some layers has to be called by itself, as its hooks are to see what goes in and comes out."""
+    return any(
+        layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+        for layer in layers
+    )
+
+
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The type that a convolution of a tensor computes in."""
     return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,16 +18,16 @@ class Placement(AbstractContextManager["Placement"]):
 
     Args:
         tensors: By the number of a result, in the order in which they are allocated: where to put it. It stays
-            unused if it does not fit.
+            unused if it does not fit. None in a first run, which keeps all results.
         adds: Whether results are added to what the tensors hold.
     """
 
     _current: ClassVar["Placement | None"] = None
 
     def __init__(self, tensors: Mapping[int, Tensor] | None = None, *, adds: bool = False) -> None:
-        self._tensors, self._adds = tensors or {}, adds
-        self._addresses: list[int] = []  # of all results
-        self._placed: set[int] = set()  # addresses, too
+        self._tensors, self._adds, self._number = tensors, adds, 0
+        self._results: list[Tensor] = []  # of a first run: kept, so that no other tensor gets their memory
+        self._placed: set[int] = set()  # addresses
 
     def __enter__(self) -> "Placement":
         self._before, Placement._current = Placement._current, self
@@ -37,9 +37,9 @@ class Placement(AbstractContextManager["Placement"]):
         Placement._current = self._before
 
     def find(self, tensor: Tensor) -> int | None:
-        """The number of the result that is a tensor, the last one in its memory; None if there is none."""
-        found = [number for number, address in enumerate(self._addresses) if address == tensor.data_ptr()]
-        return found[-1] if found else None
+        """The number of the result that is a tensor, after a first run; None if there is none."""
+        key = tensor.data_ptr(), _layout(tensor)
+        return next((n for n, result in enumerate(self._results) if (result.data_ptr(), _layout(result)) == key), None)
 
     def leave_out_placed(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Tensors of which those that are placed results become None; raises RuntimeError if one is missing there."""
@@ -49,13 +49,24 @@ class Placement(AbstractContextManager["Placement"]):
         return rest
 
     def place(self, result: Tensor) -> tuple[Tensor, bool]:
-        target = self._tensors.get(len(self._addresses))
-        fits = target is not None and _layout(target) == _layout(result)
-        if target is not None and fits:
-            result = target.data  # not detach(): autograd refuses views of what others write to
-            self._placed.add(result.data_ptr())
-        self._addresses.append(result.data_ptr())
-        return result, fits and self._adds
+        if self._tensors is None:
+            self._results.append(result)
+            return result, False
+        target = self._tensors.get(self._number)
+        self._number += 1
+        if target is None or _layout(target) != _layout(result):
+            return result, False
+        self._placed.add(target.data_ptr())
+        return target.data, self._adds  # not detach(): autograd refuses views of what others write to
+
+
+class PlacingFunction(torch.autograd.Function):
+    """A function that places results: no two are the same tensor, and it returns none that it was given."""
+
+    @classmethod
+    def is_behind(cls, node: Any) -> bool:
+        """Whether a node of an autograd graph is of such a function."""
+        return issubclass(getattr(type(node), "_forward_cls", object), cls)
 
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asng.fused._dispatch import DTYPES, compute_dtype, is_supported
+from asng.fused._dispatch import DTYPES, compute_dtype, have_hooks, is_supported
 from asng.fused._norm import BatchNorm2d, uses_batch_statistics
 
 NORMS = {nn.BatchNorm2d, BatchNorm2d}
@@ -18,9 +18,9 @@ MAX_MAPS = 5  # that the kernels read side by side
 class PointwiseConv2d(nn.Sequential):
     """A 1x1 convolution and a batch norm: a `torch.nn.Sequential` of these layers.
 
-    In training mode three kernels run forward and three backward (with many pixels: up to four each). The layers hold
-    the parameters and the state, as ever. Called with `relu=True`, it reads the positive part of its input, by the same
-    kernels.
+    In training mode two kernels run forward and three backward, or four with more than 64 channels of the output (with
+    many pixels one more each way). The layers hold the parameters and the state, as ever. Called with `relu=True`, it
+    reads the positive part of its input, by the same kernels.
 
     Args:
         layers: `nn.Conv2d` of size 1 and `nn.BatchNorm2d`. Kernels are used without groups, strides and bias, and up
@@ -34,7 +34,7 @@ class PointwiseConv2d(nn.Sequential):
 
     def forward(self, x: Tensor, relu: bool = False) -> Tensor:
         layers: Any = list(self)
-        if not is_pointwise(layers) or layers[0]._forward_hooks or layers[0]._forward_pre_hooks:
+        if not is_pointwise(layers) or have_hooks(layers[0]):
             return super().forward(F.relu(x) if relu else x)  # type: ignore[no-any-return, no-untyped-call]
         return conv_norm(x, layers[0].weight, layers[1], relu=relu)
 
@@ -59,8 +59,8 @@ def join_maps(maps: Sequence[Tensor], weight: Tensor, norm: nn.BatchNorm2d) -> T
 def reduce_diagonally(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d, *, relu: bool = False) -> Tensor:
     """Of each 2x2 pixels the first and the last, the channels of both as groups of a 1x1 convolution, normalized."""
     dtype, weight = compute_dtype(x), conv.weight
-    is_even = x.dim() == 4 and x.shape[2] % 2 == x.shape[3] % 2 == 0
-    if not (is_even and x.shape[1] == weight.shape[1] and _fits([x], weight, norm, dtype) and x.shape[2] > 2):
+    is_even = x.dim() == 4 and x.shape[2] % 2 == x.shape[3] % 2 == 0 and x.shape[2] > 2
+    if not (is_even and x.shape[1] == weight.shape[1] and not have_hooks(conv) and _fits([x], weight, norm, dtype)):
         x = F.relu(x) if relu else x
         return norm(conv(torch.cat([x[:, :, ::2, ::2], x[:, :, 1::2, 1::2]], 1)))  # type: ignore[no-any-return]
     return _run(norm, weight, dtype, [x], relu=relu, diagonal=True)
@@ -104,7 +104,7 @@ def _fits(maps: Sequence[Tensor], weight: Tensor, norm: nn.BatchNorm2d, dtype: t
         all(map(is_supported, maps))
         and weight.shape[0] <= MAX_OUTPUTS
         and uses_batch_statistics(norm)
-        and not (norm._forward_hooks or norm._forward_pre_hooks)
+        and not have_hooks(norm)
         and dtype in DTYPES
         and (torch.is_autocast_enabled(x.device.type) or weight.dtype == dtype)
         and (weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last))

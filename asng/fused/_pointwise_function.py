@@ -1,4 +1,7 @@
-"""1x1 convolutions of one or more maps, with the batch norm after them: three kernels each way. Needs Triton."""
+"""1x1 convolutions of one or more maps, with the batch norm after them. Needs Triton.
+
+Two kernels forward, three or four backward, and where sums are merged one more each way.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -20,7 +23,7 @@ from asng.fused._dispatch import (
     widen,
 )
 from asng.fused._norm import PROGRAM_CHANNELS, Split
-from asng.fused._placement import place_like, place_rows
+from asng.fused._placement import PlacingFunction, place_like, place_rows
 from asng.fused._pointwise import MAX_MAPS
 
 MAX_MOMENTS = 4096  # channels times chunks that every program adds up; more are merged by a kernel before
@@ -117,7 +120,7 @@ def _precision() -> str:
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
-class PointwiseFunction(torch.autograd.Function):
+class PointwiseFunction(PlacingFunction):
     @staticmethod
     def forward(ctx: Any, pointwise: Tensor, *arguments: Any) -> Tensor:
         *values, dtype, save, reading, first = arguments[: len(Norm._fields) + 4]

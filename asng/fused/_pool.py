@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from asng.fused._dispatch import device_of, is_supported, power_of_two, to_rows, widen
-from asng.fused._placement import place
+from asng.fused._placement import PlacingFunction, place
 
 MAX_BLOCK = 512  # elements of a row that a program has
 MIN_PROGRAMS = 1024  # before a program has several rows
@@ -109,17 +109,17 @@ def _empty(shape: tuple[int, ...], like: Tensor, channels: int) -> tuple[Tensor,
     return widen(result), adds
 
 
-class _AvgPool(torch.autograd.Function):
+class _AvgPool(PlacingFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, step: int) -> Tensor:
         from asng.fused import _pool_kernels as kernels
 
         ctx.shape, ctx.step, x = x.shape, step, widen(x)
-        y, adds = _empty(_output_shape(x, step), x, ctx.shape[1])
+        y, _ = _empty(_output_shape(x, step), x, ctx.shape[1])
         grid = Grid(x, y.shape[3], y.shape[2])
         with device_of(x):
             kernels.avg_pool[grid.programs](
-                *(x, y, 0, *x.shape[1:], *y.shape[2:], step, grid.rows, grid.block, grid.align, adds),
+                *(x, y, 0, *x.shape[1:], *y.shape[2:], step, grid.rows, grid.block, grid.align, False),
                 num_warps=grid.warps,
             )
         return y[:, : ctx.shape[1]].data  # no view: it may be written in place
@@ -144,7 +144,7 @@ class _AvgPool(torch.autograd.Function):
         return dx[:, : ctx.shape[1]], None
 
 
-class _MaxPool(torch.autograd.Function):
+class _MaxPool(PlacingFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, step: int, save: bool) -> Tensor:
         from asng.fused import _pool_kernels as kernels

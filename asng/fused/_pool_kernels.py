@@ -11,15 +11,7 @@ by side would load from places far apart.
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _store(target, value, mask, ADD: tl.constexpr):
-    """Store a value, or add it to what is there."""
-    rounded = value.to(target.dtype.element_ty)
-    if ADD:
-        before = tl.load(target, mask, other=0.0).to(tl.float32)
-        rounded = (before + rounded.to(tl.float32)).to(target.dtype.element_ty)
-    tl.store(target, rounded, mask)
+from asng.fused._store_kernels import store
 
 
 @triton.jit(do_not_specialize=["zero"])
@@ -58,7 +50,7 @@ def avg_pool(
             oh = first + (i - 2) // STEP
             target = y + (n * OH + oh) * (OW * C) + index
             mean = (above + middle + below) * (1 / 9)
-            _store(target, mean, index < tl.where(oh < OH, OW * C, 0), ADD)
+            store(target, mean, index < tl.where(oh < OH, OW * C, 0), ADD)
         above = middle
         middle = below
 
@@ -92,10 +84,10 @@ def avg_pool_backward(
     target = dx + (n * H + 2 * oh) * (W * C) + column
     second = inside & (column + C < W * C)
     lower = index < tl.where(2 * oh + 1 < H, OW * C, 0)
-    _store(target, value, inside, ADD)
-    _store(target + C, value + value_right, second, ADD)
-    _store(target + W * C, value + below, lower, ADD)
-    _store(target + (W + 1) * C, value + value_right + below + below_right, second & lower, ADD)
+    store(target, value, inside, ADD)
+    store(target + C, value + value_right, second, ADD)
+    store(target + W * C, value + below, lower, ADD)
+    store(target + (W + 1) * C, value + value_right + below + below_right, second & lower, ADD)
 
 
 @triton.jit
@@ -190,7 +182,7 @@ def max_pool_backward(
             below += tl.where(tap == kx + 6, gradient, 0.0)
         if i >= 2:
             target = dx + (n * H + h - 1) * (W * C) + index
-            _store(target, above, index < tl.where(h <= H, W * C, 0), ADD)
+            store(target, above, index < tl.where(h <= H, W * C, 0), ADD)
         above = middle
         middle = below
 
@@ -236,7 +228,7 @@ def max_pool_backward_step2(
     target = dx + (n * H + 2 * oh) * (W * C) + column
     second = inside & (column + C < W * C)
     lower = index < tl.where(2 * oh + 1 < H, OW * C, 0)
-    _store(target, upper_left, inside, ADD)
-    _store(target + C, upper_right, second, ADD)
-    _store(target + W * C, lower_left, lower, ADD)
-    _store(target + (W + 1) * C, lower_right, second & lower, ADD)
+    store(target, upper_left, inside, ADD)
+    store(target + C, upper_right, second, ADD)
+    store(target + W * C, lower_left, lower, ADD)
+    store(target + (W + 1) * C, lower_right, second & lower, ADD)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asng.fused._dispatch import DTYPES, compute_dtype, is_supported
+from asng.fused._dispatch import DTYPES, compute_dtype, have_hooks, is_supported
 from asng.fused._norm import uses_batch_statistics
 from asng.fused._pointwise import MAX_OUTPUTS, is_pointwise
 
@@ -82,7 +82,7 @@ def _fits(x: Tensor, layers: Any, dtype: torch.dtype) -> bool:
         is_supported(x)
         and x.shape[1] == channels
         and all(uses_batch_statistics(layers[index]) for index in (3, 7))
-        and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+        and not have_hooks(*layers)
         and dtype in DTYPES
         and (torch.is_autocast_enabled(x.device.type) or all(weight.dtype == dtype for weight in weights))
         and all(weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from asng.fused import _depthwise_kernels
 from asng.fused import _pointwise_function as _pointwise
 from asng.fused._dispatch import ALIGN, SideStream, align, device_of, power_of_two, row_of, to_rows
-from asng.fused._placement import place_like, place_rows
+from asng.fused._placement import PlacingFunction, place_like, place_rows
 from asng.fused._pointwise_function import Moments, Norm
 
 DEPTHWISE_CHANNELS = 16  # of a program
@@ -113,7 +113,7 @@ class Split(NamedTuple):
         return cls(-(-number // tiles), groups, tiles, blocks, channels)
 
 
-class SeparableFunction(torch.autograd.Function):
+class SeparableFunction(PlacingFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
         *tensors, settings, dtype, save = arguments

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from asng.fused._norm_kernels import combine_moments, combine_sums
+from asng.fused._store_kernels import store
 
 
 @triton.jit
@@ -49,11 +50,7 @@ def _reduce(
         sums += tl.load(partial + row[:, None] * columns + column[None, :], mask, other=0.0)
     channels = columns // taps
     target = result + column % channels * taps + column // channels
-    rounded = tl.sum(sums, 0).to(result.dtype.element_ty)
-    if ADD:
-        before = tl.load(target, column < columns, other=0.0).to(tl.float32)
-        rounded = (before + rounded.to(tl.float32)).to(result.dtype.element_ty)
-    tl.store(target, rounded, column < columns)
+    store(target, tl.sum(sums, 0), column < columns, ADD)
 
 
 @triton.jit

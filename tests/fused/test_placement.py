@@ -1,5 +1,7 @@
 """Results of kernels go where a caller has memory for them, and captured switches use it."""
 
+# mypy: disable-error-code="call-overload, dict-item"
+
 import copy
 
 import pytest
@@ -12,6 +14,7 @@ from asng import fused
 from asng.experiments.cifar10.layers import separable
 from asng.fused._placement import Placement
 from asng.nas import OneOf
+from asng.nas._capture.branch import find_direct
 from tests.helpers.captures import assert_same_steps, iteration, oneshot
 
 LAYERS = {
@@ -102,6 +105,30 @@ def test_a_placed_gradient_that_is_not_returned_is_an_error():
         placement.leave_out_placed([torch.zeros(3), None])
 
 
+def test_memory_that_is_used_again_is_no_result():
+    placement = Placement()
+    for _ in range(10):
+        placement.place(torch.empty(1000))
+        assert placement.find(torch.empty(1000)) is None
+
+
+def test_a_result_that_is_looked_at_in_another_way_is_not_that_result():
+    with Placement() as placement:
+        result = fused.MaxPool2d(3, 1, 1)(images(LAYERS["max pool"]()))
+    assert placement.find(result) == 0
+    assert placement.find(result.transpose(2, 3)) is None
+
+
+def test_a_gradient_that_others_see_is_not_placed():
+    x, y = images(LAYERS["max pool"]()), images(LAYERS["max pool"]())
+    pool = fused.MaxPool2d(3, 1, 1)
+    assert find_direct([pool(x)], [x]) == {0}
+    assert find_direct([pool(x) + pool(x)], [x]) == set()
+    assert find_direct([pool(fused.ScaledSum()(x, y))], [x, y]) == set()  # it is that of both
+    x.register_hook(torch.Tensor.zero_)
+    assert find_direct([pool(x)], [x]) == set()
+
+
 class Twice(nn.Module):
     """Adds up what two layers make of the same input."""
 
@@ -140,6 +167,54 @@ def test_steps_with_open_switches_equal_plain_ones_bit_for_bit():
     assert_same_steps(fused.fuse(Node().to(memory_format=torch.channels_last)), data=batches(2))
 
 
+class Pooled(nn.Module):
+    """The maxima of what a function makes of two maps."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.pool = function, nn.MaxPool2d(3, 1, 1)
+
+    def forward(self, a, b):
+        return self.pool(self.function(a, b))
+
+
+class Turned(nn.Module):
+    """A view of a result."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = nn.MaxPool2d(3, 1, 1)
+
+    def forward(self, a, b):
+        return self.pool(a).transpose(2, 3)
+
+
+class TwoInputs(nn.Module):
+    """A choice that is made of two maps, twice, so that each has several gradients."""
+
+    def __init__(self, options):
+        super().__init__()
+        self.stem, self.pool, self.head = nn.Conv2d(3, 8, 1), nn.AvgPool2d(3, 1, 1), nn.Linear(128, 3)
+        self.choice = OneOf("choice", options)
+
+    def forward(self, x):
+        a = self.stem(x)
+        b = self.pool(a)
+        return self.head((self.choice(a, b) + self.choice(b, a)).flatten(1))
+
+
+OPTIONS = {
+    "a gradient is read by another function": lambda: [Pooled(fused.BatchNorm2d(8)) for _ in range(2)],
+    "a view of a result": lambda: [Pooled(lambda a, b: a), *(Turned() for _ in range(3))],
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_steps_are_the_plain_ones_where(options):
+    torch.manual_seed(0)
+    assert_same_steps(fused.fuse(TwoInputs(options()).to(memory_format=torch.channels_last)), data=batches(1))
+
+
 @pytest.mark.parametrize(("option", "copies"), [("identity", 4), ("pool", 0), ("separable", 0), ("rectified", 4)])
 def test_switches_copy_only_what_no_kernel_can_write_there(option, copies, monkeypatch):
     """Each of four passes has a switch."""
@@ -156,8 +231,11 @@ def test_switches_copy_only_what_no_kernel_can_write_there(option, copies, monke
     train, valid = batches(1)[0]
     opened = iteration(oneshot(model), train)
     copied, copy_ = [], torch.Tensor.copy_
-    monkeypatch.setattr(
-        torch.Tensor, "copy_", lambda t, *args, **named: copied.append(t.shape) or copy_(t, *args, **named)
-    )
+
+    def record(target, *args, **named):
+        copied.append(target.shape)
+        return copy_(target, *args, **named)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", record)
     opened.step(2 * [{"choice": option}], train, 2 * [{"choice": option}], valid)
     assert copied.count((2, 8, 4, 4)) == copies

@@ -107,6 +107,8 @@ OTHERS = {
     "a missing layer": lambda layer: layer.pop(1),
     "a stride": lambda layer: setattr(layer[0], "stride", (2, 2)),
     "cumulative statistics": lambda layer: setattr(layer[1], "momentum", None),
+    "a hook": lambda layer: layer[0].register_forward_hook(lambda conv, inputs, output: 2 * output),
+    "a hook on gradients": lambda layer: layer[1].register_full_backward_hook(lambda norm, dx, dy: None),
 }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from asng import fused
 from asng.experiments.cifar10 import space
-from asng.fused._dispatch import align, is_supported
+from asng.fused._dispatch import align, have_hooks, is_supported
 from asng.fused._maps import first_channels
 from asng.fused._pointwise import reduce_diagonally
 
@@ -39,7 +39,7 @@ def run_stem(stem: nn.Sequential, images: Tensor) -> Tensor:
     conv, norm = cast(nn.Conv2d, stem[0]), stem[1]
     channels, row = conv.out_channels, align(conv.out_channels)
     uses_rows = isinstance(norm, fused.BatchNorm2d) and norm.training and is_supported(images)
-    if row == channels or not uses_rows or images.requires_grad:
+    if row == channels or not uses_rows or images.requires_grad or have_hooks(stem, conv):
         return stem(images)  # type: ignore[no-any-return]
     weight = F.pad(conv.weight, (*[0] * 7, row - channels))
     return norm(first_channels(F.conv2d(images, weight, padding=conv.padding), channels))  # type: ignore[no-any-return]

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from asng.fused._placement import Placement
+from asng.fused._placement import Placement, PlacingFunction
 from asng.nas._capture.cases import Case, Mode, Refused, Site
 
 if TYPE_CHECKING:
@@ -119,7 +118,8 @@ class Branch:
         trace = self._trace
         scope = Scope(case, self._site.mode, trace.scope.depth + 1)
         since = torch.autograd._get_sequence_nr()  # of the next node
-        placement = Placement({} if case.output_number is None else {case.output_number: buffers[0]})
+        placed = {} if case.output_number is None else {case.output_number: buffers[0]}
+        placement = Placement(None if trace.discovers else placed)
         with trace.fix(case.assignment), trace.enter(scope), torch.set_grad_enabled(self._with_gradient), placement:
             outputs = pytree.tree_flatten(self._function(*args, **named))[0]
         if trace.discovers:
@@ -155,7 +155,8 @@ class Branch:
             ends, wanted = [output for output, _ in pairs], [*inputs, *trace.leaves_of(case)]
             targets = [gradient for gradient in self._gradients if gradient is not None] + trace.gradients_of(case)
             direct = find_direct(ends, wanted) if trace.discovers else set()
-            placement = Placement({number: targets[at] for at, number in case.gradient_numbers.items()}, adds=True)
+            placed = {number: targets[at] for at, number in case.gradient_numbers.items()}
+            placement = Placement(None if trace.discovers else placed, adds=True)
             with placement:
                 found = trace.grad(ends, [gradient for _, gradient in pairs], wanted, scope)
             if trace.discovers:
@@ -199,16 +200,18 @@ class SwitchInput(torch.autograd.Function):
 
 
 def find_output(outputs: Sequence[Tensor], placement: Placement) -> int | None:
-    """The number of the result that is the only output of a case: one that no other function of the case can read."""
-    is_result = len(outputs) == 1 and isinstance(outputs[0].grad_fn, (BackwardCFunction, type(None)))
+    """The number of the result that is the only output of a case, and that no other function keeps for the gradient."""
+    is_result = len(outputs) == 1 and (outputs[0].grad_fn is None or PlacingFunction.is_behind(outputs[0].grad_fn))
     return placement.find(outputs[0]) if is_result else None
 
 
 def find_direct(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> set[int]:
-    """The positions of the inputs whose gradient is what a single function of ours or of a user's returns."""
+    """The positions of the inputs whose gradient is what a single function returns that places it, and no hook sees."""
     users = {key: nodes for key, (_, nodes) in leaves(outputs).items()}
-    kinds = [[isinstance(node, BackwardCFunction) for node in users.get(id(x), [])] for x in inputs]
-    return {position for position, of_users in enumerate(kinds) if of_users == [True]}
+    kinds = [[PlacingFunction.is_behind(node) for node in users.get(id(x), [])] for x in inputs]
+    return {
+        at for at, (x, kind) in enumerate(zip(inputs, kinds, strict=True)) if kind == [True] and not x._backward_hooks
+    }
 
 
 def add_all(targets: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
