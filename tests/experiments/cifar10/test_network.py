@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asng import nas
 from asng.experiments.cifar10.layers import AveragePool, FactorizedReduce, _AveragePool, norm
-from asng.experiments.cifar10.network import Cell, Net, SharedCell, count_without_auxiliary, draw_masks, set_drop_path
+from asng.experiments.cifar10.network import Cell, Net, SharedCell, count_without_auxiliary, set_drop_path
+from asng.experiments.cifar10.nodes import draw_masks
 from asng.experiments.cifar10.space import (
     NODES,
     OPERATIONS,
