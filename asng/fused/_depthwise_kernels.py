@@ -143,9 +143,6 @@ def depthwise_forward(
 ):
     """ReLU and depthwise convolution; with NORM after a batch norm, as `batch_norm_forward` computes it."""
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    mean = tl.zeros([CHANNELS], tl.float32)
-    scale = mean
-    shift = mean
     if NORM:
         mean, var = combine_moments(partial, rows, chunk, chunks, c, C, CHUNKS)
         scale, shift = finish_moments(
@@ -178,17 +175,14 @@ def depthwise_forward(
 
 
 @triton.jit
-def _load_norm(saved, weight, bias, c, C: tl.constexpr, NORM: tl.constexpr, AFFINE: tl.constexpr):
-    """Means, scales and shifts of a batch norm, as rows; without one those that change nothing."""
-    mean = tl.zeros_like(c).to(tl.float32)
-    scale = mean + 1
-    shift = mean
-    if NORM:
-        mean = tl.load(saved + c, c < C, other=0.0)
-        scale = tl.load(saved + C + c, c < C, other=0.0)
-        if AFFINE:
-            scale *= tl.load(weight + c, c < C, other=0.0).to(tl.float32)
-            shift = tl.load(bias + c, c < C, other=0.0).to(tl.float32)
+def _load_norm(saved, weight, bias, c, C: tl.constexpr, AFFINE: tl.constexpr):
+    """Means, scales and shifts of a batch norm, as rows."""
+    mean = tl.load(saved + c, c < C, other=0.0)
+    scale = tl.load(saved + C + c, c < C, other=0.0)
+    shift = tl.zeros_like(mean)
+    if AFFINE:
+        scale *= tl.load(weight + c, c < C, other=0.0).to(tl.float32)
+        shift = tl.load(bias + c, c < C, other=0.0).to(tl.float32)
     return mean[None, :], scale[None, :], shift[None, :]
 
 
@@ -228,7 +222,8 @@ def depthwise_backward(
     Sums stay with the threads over all tiles of a program. ROWS and COLUMNS are those of the input, multiples of STEP.
     """
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    mean, scale, shift = _load_norm(saved, weight, bias, c, C, NORM, AFFINE)
+    if NORM:
+        mean, scale, shift = _load_norm(saved, weight, bias, c, C, AFFINE)
     MIDDLE: tl.constexpr = K // 2
     FIRST: tl.constexpr = -((K - 1 - MIDDLE) // STEP)
     dweights = (tl.zeros([BLOCKS, CHANNELS], tl.float32),) * (K * K)
