@@ -9,7 +9,7 @@ rows of STRIDE elements.
 import triton
 import triton.language as tl
 
-from asng.fused._norm_kernels import combine_moments, finish_moments
+from asng.fused._norm_kernels import combine_moments, finish_moments, merge_group_sums
 from asng.fused._store_kernels import store
 
 
@@ -22,23 +22,30 @@ def prepare(
     depthwise2,
     taps1,
     taps2,
+    counters,
     C: tl.constexpr,
     STRIDE: tl.constexpr,
     K1: tl.constexpr,
     K2: tl.constexpr,
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
+    COUNTERS: tl.constexpr,
     PAD: tl.constexpr,
 ):
-    """Weights of depthwise convolutions tap by tap (K * K, STRIDE), and if PAD the rectified input; zeros beyond C."""
+    """Weights of depthwise convolutions tap by tap (K * K, STRIDE), and if PAD the rectified input; zeros beyond C.
+
+    It also clears the counters of the kernels to come.
+    """
     program = tl.program_id(0)
     GROUPS: tl.constexpr = (STRIDE + CHANNELS - 1) // CHANNELS
     if program < GROUPS:
         _transpose(depthwise1, taps1, program * CHANNELS, C, STRIDE, K1 * K1, CHANNELS)
     elif program < 2 * GROUPS:
         _transpose(depthwise2, taps2, (program - GROUPS) * CHANNELS, C, STRIDE, K2 * K2, CHANNELS)
+    elif program == 2 * GROUPS:
+        tl.store(counters + tl.arange(0, COUNTERS), tl.zeros([COUNTERS], tl.int32))
     elif PAD:
-        index = (program - 2 * GROUPS) * BLOCK + tl.arange(0, BLOCK)
+        index = (program - 2 * GROUPS - 1) * BLOCK + tl.arange(0, BLOCK)
         c = index % STRIDE
         value = tl.load(x + index // STRIDE * C + c, (index < total) & (c < C), other=0.0)
         tl.store(padded + index, tl.where(value < 0, 0.0, value).to(padded.dtype.element_ty), index < total)
@@ -196,6 +203,7 @@ def depthwise_backward(
     taps,
     dx,
     sums,
+    counters,
     partial,
     images,
     tiles,
@@ -215,6 +223,7 @@ def depthwise_backward(
     NORM: tl.constexpr,
     AFFINE: tl.constexpr,
     ADD: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """Through depthwise convolution and ReLU: gradients of the inputs, with ADD added to dx, and of the weights.
 
@@ -270,9 +279,10 @@ def depthwise_backward(
                     products += rounded.to(tl.float32) * (values[row * COLUMNS + column].to(tl.float32) - mean)
                 target = dx + (pixel + row * W + column) * DX_STRIDE + c[None, :]
                 store(target, rounded, mask & (c < DX_STRIDE)[None, :], ADD)
+    for tap in tl.static_range(K * K):
+        tl.store(partial + (tl.program_id(0) * (K * K) + tap) * C + c, tl.sum(dweights[tap], 0), c < C)
     if NORM:
         target = sums + tl.program_id(0) * 2 * C + c
         tl.store(target, tl.sum(total, 0), c < C)
         tl.store(target + C, tl.sum(products, 0) * tl.load(saved + C + c, c < C, other=0.0), c < C)
-    for tap in tl.static_range(K * K):
-        tl.store(partial + (tl.program_id(0) * (K * K) + tap) * C + c, tl.sum(dweights[tap], 0), c < C)
+        merge_group_sums(sums, counters, c, C, GROUP)

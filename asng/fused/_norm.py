@@ -144,9 +144,10 @@ class _BatchNorm(torch.autograd.Function):
         grid, rows, blocks = (split.chunks, split.groups), split[:3], split[4:]
         with device_of(x):
             kernels.batch_norm_gradient_sums[grid](
-                *(dy, x, y, saved, partial),
+                *(dy, x, y, saved, partial, None),
                 *(*rows[:2], channels, row, row, *blocks[:3]),
                 RELU=ctx.relu,
+                GROUP=1,
                 num_warps=split.warps,
             )
             kernels.batch_norm_backward[grid](

@@ -80,6 +80,49 @@ def combine_sums(partial, chunks, c, C: tl.constexpr, CHUNKS: tl.constexpr):
 
 
 @triton.jit
+def _is_last(counters, GROUP: tl.constexpr):
+    """Whether a program is the last one of GROUP neighbors to come here: it sees what all of them have stored."""
+    group = tl.program_id(0) // GROUP
+    counter = counters + group * tl.num_programs(1) + tl.program_id(1)
+    tl.debug_barrier()  # behind the stores of all threads
+    is_last = tl.atomic_add(counter, 1) == tl.minimum(tl.num_programs(0) - group * GROUP, GROUP) - 1
+    if is_last:
+        tl.store(counter, 0)  # as it was
+    return is_last
+
+
+@triton.jit
+def merge_group_moments(partial, counters, rows, chunk, c, C: tl.constexpr, GROUP: tl.constexpr):
+    """Merge the moments of GROUP neighboring programs, by the last one of them; the results follow all of `partial`.
+
+    Counters are zero before and after. A kernel of its own would take longer, mostly to begin.
+    """
+    if GROUP > 1:  # noqa: SIM102 (Triton has no `and` of constants and tensors)
+        if _is_last(counters, GROUP):
+            group = tl.program_id(0) // GROUP
+            first = group * GROUP
+            rows = tl.minimum(rows - first * chunk, GROUP * chunk)
+            chunks = tl.num_programs(0) - first
+            mean, var = combine_moments(partial + first * 2 * C, rows, chunk, chunks, c, C, GROUP)
+            target = partial + (tl.num_programs(0) + group) * 2 * C + c
+            tl.store(target, mean, c < C)
+            tl.store(target + C, var * rows, c < C)
+
+
+@triton.jit
+def merge_group_sums(partial, counters, c, C: tl.constexpr, GROUP: tl.constexpr):
+    """The same of two sums."""
+    if GROUP > 1:  # noqa: SIM102 (Triton has no `and` of constants and tensors)
+        if _is_last(counters, GROUP):
+            group = tl.program_id(0) // GROUP
+            first = group * GROUP
+            total, product = combine_sums(partial + first * 2 * C, tl.num_programs(0) - first, c, C, GROUP)
+            target = partial + (tl.num_programs(0) + group) * 2 * C + c
+            tl.store(target, total, c < C)
+            tl.store(target + C, product, c < C)
+
+
+@triton.jit
 def batch_norm_moments(
     x,
     partial,
@@ -169,6 +212,7 @@ def batch_norm_gradient_sums(
     y,
     saved,
     partial,
+    counters,
     rows,
     chunk,
     C: tl.constexpr,
@@ -178,6 +222,7 @@ def batch_norm_gradient_sums(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
     RELU: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """Of each chunk the sums of the gradients, and of their products with the normalized values."""
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -198,6 +243,7 @@ def batch_norm_gradient_sums(
     target = partial + tl.program_id(0) * 2 * C + c
     tl.store(target, tl.sum(sums, 0), c < C)
     tl.store(target + C, tl.sum(products, 0) * tl.load(saved + C + c, c < C, other=0.0), c < C)
+    merge_group_sums(partial, counters, c, C, GROUP)
 
 
 @triton.jit

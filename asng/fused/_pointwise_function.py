@@ -1,6 +1,6 @@
 """1x1 convolutions of one or more maps, with the batch norm after them. Needs Triton.
 
-Two kernels forward, three or four backward, and where sums are merged one more each way.
+Two kernels forward, and where sums are merged by a kernel one more; three or four backward.
 """
 
 from collections.abc import Sequence
@@ -29,6 +29,8 @@ from asng.fused._pointwise import MAX_MAPS
 MAX_MOMENTS = 4096  # channels times chunks that every program adds up; more are merged by a kernel before
 MAX_SUMS = 2048  # likewise, of gradients, of which every program adds up all channels
 MAX_MERGES = 256  # chunks that become one in it
+GROUP = 32  # neighboring programs whose sums become one at the end of the kernel that sums up
+COUNTERS = 1024  # of such groups in a kernel
 MAX_BLOCK = 64  # channels that are multiplied at once
 MAX_PIXELS = 128  # of a tile
 MIN_PROGRAMS = 120
@@ -102,8 +104,7 @@ class Moments(NamedTuple):
     def merge(self, *, moments: bool) -> "Moments":
         """The same in fewer chunks, where all programs of the next kernel would have much to add up."""
         chunks, _, channels = self.partial.shape
-        is_few = chunks * min(channels, PROGRAM_CHANNELS) <= MAX_MOMENTS if moments else chunks * channels <= MAX_SUMS
-        if is_few or chunks == 1:
+        if _are_few(chunks, channels, moments=moments) or chunks == 1:
             return self
         merges = min(power_of_two(chunks), MAX_MERGES)
         merged = self.partial.new_empty(-(-chunks // merges), 2, channels)
@@ -114,6 +115,34 @@ class Moments(NamedTuple):
         else:
             _sum_kernels.merge_sums[grid](self.partial, merged, chunks, *sizes, num_warps=warps)
         return Moments(merged, self.rows, self.chunk * merges).merge(moments=moments)
+
+
+def _are_few(chunks: int, channels: int, *, moments: bool) -> bool:
+    return chunks * min(channels, PROGRAM_CHANNELS) <= MAX_MOMENTS if moments else chunks * channels <= MAX_SUMS
+
+
+class Partials(NamedTuple):
+    """Memory for two numbers of each channel and program of a kernel, which merges those of `group` neighbors."""
+
+    memory: Tensor
+    counters: Tensor | None
+    programs: int
+    group: int
+
+    @classmethod
+    def allocate(
+        cls, grid: tuple[int, int], channels: int, counters: Tensor | None, device: torch.device, *, moments: bool
+    ) -> "Partials":
+        """For a grid of chunks of rows and groups of channels; without counters nothing is merged."""
+        programs, groups, group = *grid, 1
+        if counters is not None and not _are_few(programs, channels, moments=moments):
+            group = GROUP if -(-programs // GROUP) * groups <= COUNTERS else 1
+        merged = -(-programs // group) if group > 1 else 0
+        return cls(torch.empty(programs + merged, 2, channels, device=device), counters, programs, group)
+
+    def read(self, rows: int, chunk: int) -> Moments:
+        """What the kernel wrote, of all rows in chunks."""
+        return Moments(self.memory[self.programs if self.group > 1 else 0 :], rows, chunk * self.group)
 
 
 def _precision() -> str:
@@ -133,15 +162,16 @@ class PointwiseFunction(PlacingFunction):
         maps = tuple(to_rows(x, row) for x in maps)
         size = ConvSizes(images * height * width, number, inputs, row, channels, align(channels), width)
         y, _ = place_rows((images, channels, height, width), first.new_empty(0, dtype=dtype))
+        counters = torch.empty(COUNTERS, dtype=torch.int32, device=first.device) if save else None
         with device_of(first):
-            z, moments = multiply(maps, pointwise, size, dtype, reading)
+            z, moments = multiply(maps, pointwise, size, dtype, reading, cleared=counters)
             saved = torch.empty(2, channels, device=first.device)
             apply_norm(z, y, norm, saved, size, moments)
         if norm.running_mean is not None and norm.running_var is not None:
             torch.autograd.graph.increment_version([norm.running_mean, norm.running_var])
         if save:
             ctx.save_for_backward(z, saved, pointwise, norm.weight, *maps)
-        ctx.size, ctx.reading = size, reading
+        ctx.size, ctx.reading, ctx.counters = size, reading, counters
         return y
 
     @staticmethod
@@ -154,7 +184,7 @@ class PointwiseFunction(PlacingFunction):
             widen(gradients[0]).zero_()
         side, (dpointwise, adds) = SideStream(dy), place_like(pointwise)
         with device_of(dy):
-            sums = sum_gradients(dy, row_of(dy), z, saved, size).merge(moments=False)
+            sums = sum_gradients(dy, row_of(dy), z, saved, size, ctx.counters).merge(moments=False)
             through = Backward(dy, row_of(dy), z, saved, sums, weight, pointwise, maps, size, ctx.reading)
             partial, dweight, dbias = through.run(gradients, side)
             with side.resume():
@@ -169,23 +199,33 @@ def _list_maps(maps: Sequence[Tensor]) -> list[Tensor]:
 
 
 def multiply(
-    maps: Sequence[Tensor], pointwise: Tensor, size: ConvSizes, dtype: torch.dtype, reading: Reading = READ
+    maps: Sequence[Tensor],
+    pointwise: Tensor,
+    size: ConvSizes,
+    dtype: torch.dtype,
+    reading: Reading = READ,
+    *,
+    counters: Tensor | None = None,
+    cleared: Tensor | None = None,
 ) -> tuple[Tensor, Moments]:
-    """A 1x1 convolution of maps side by side: its results, one pixel a row, and their moments."""
+    """A 1x1 convolution of maps side by side: its results, one pixel a row, and their moments; counters are cleared."""
     device = pointwise.device
     z = torch.empty(size.pixels, size.row, dtype=dtype, device=device)
     outputs = min(size.block_channels, MAX_BLOCK)
     groups = -(-size.channels // outputs)
     block = min(max(power_of_two(size.pixels * groups // MIN_PROGRAMS + 1) // 2, 16), MAX_PIXELS)
     programs = -(-size.pixels // block)
-    partial = torch.empty(programs, 2, size.channels, device=device)
+    partials = Partials.allocate((programs, groups), size.channels, counters, device, moments=True)
     _pointwise_kernels.pointwise_forward[programs, groups](
-        *(*_list_maps(maps), pointwise, z, partial, *size, block, size.block_inputs, outputs, *reading),
+        *(*_list_maps(maps), pointwise, z, *partials[:2], cleared),
+        *(*size, block, size.block_inputs, outputs, *reading),
         PRECISION=_precision(),
+        GROUP=partials.group,
+        COUNTERS=COUNTERS,
         num_warps=WARPS,
         num_stages=min(pipeline_stages(device), 2),
     )
-    return z, Moments(partial, size.pixels, block).merge(moments=True)
+    return z, partials.read(size.pixels, block).merge(moments=True)
 
 
 def apply_norm(z: Tensor, y: Tensor, norm: Norm, saved: Tensor, size: ConvSizes, moments: Moments) -> None:
@@ -203,16 +243,20 @@ def apply_norm(z: Tensor, y: Tensor, norm: Norm, saved: Tensor, size: ConvSizes,
     )
 
 
-def sum_gradients(dy: Tensor, dy_row: int, z: Tensor, saved: Tensor, size: ConvSizes) -> Moments:
+def sum_gradients(
+    dy: Tensor, dy_row: int, z: Tensor, saved: Tensor, size: ConvSizes, counters: Tensor | None
+) -> Moments:
     """The sums that the gradient of a batch norm needs."""
     split = Split.of(size.pixels, size.channels)
-    partial = torch.empty(split.chunks, 2, size.channels, device=z.device)
-    _norm_kernels.batch_norm_gradient_sums[split.chunks, split.groups](
-        *(dy, z, None, saved, partial, split.rows, split.chunk, size.channels, size.row, dy_row, *split[4:7]),
+    grid = split.chunks, split.groups
+    partials = Partials.allocate(grid, size.channels, counters, z.device, moments=False)
+    _norm_kernels.batch_norm_gradient_sums[grid](
+        *(dy, z, None, saved, *partials[:2], split.rows, split.chunk, size.channels, size.row, dy_row, *split[4:7]),
         RELU=False,
+        GROUP=partials.group,
         num_warps=split.warps,
     )
-    return Moments(partial, split.rows, split.chunk)
+    return partials.read(split.rows, split.chunk)
 
 
 class Backward(NamedTuple):

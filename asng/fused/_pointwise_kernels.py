@@ -7,7 +7,7 @@ for each program, and by `reduce_rows` over all of them.
 import triton
 import triton.language as tl
 
-from asng.fused._norm_kernels import combine_sums
+from asng.fused._norm_kernels import combine_sums, merge_group_moments
 
 
 @triton.jit
@@ -66,6 +66,8 @@ def pointwise_forward(
     pointwise,
     z,
     partial,
+    counters,
+    cleared,
     pixels,
     COUNT: tl.constexpr,
     IN: tl.constexpr,
@@ -79,11 +81,17 @@ def pointwise_forward(
     RELU: tl.constexpr,
     DIAGONAL: tl.constexpr,
     PRECISION: tl.constexpr,
+    GROUP: tl.constexpr,
+    COUNTERS: tl.constexpr,
 ):
     """1x1 convolution of COUNT maps of IN channels to C, and moments of its results for each program.
 
-    RELU: of the maps rectified. DIAGONAL: in groups, one for each map, of the pixels that `_pixel` says.
+    RELU: of the maps rectified. DIAGONAL: in groups, one for each map, of the pixels that `_pixel` says. Moments of
+    GROUP programs are merged; counters in `cleared` are for the backward pass.
     """
+    if cleared is not None:  # noqa: SIM102 (Triton has no `and` of constants and tensors)
+        if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+            tl.store(cleared + tl.arange(0, COUNTERS), tl.zeros([COUNTERS], tl.int32))
     p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     o = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     product = tl.zeros([PIXELS, OUTPUTS], tl.float32)
@@ -111,6 +119,7 @@ def pointwise_forward(
     target = partial + tl.program_id(0) * 2 * C + o
     tl.store(target, mean, o < C)
     tl.store(target + C, tl.sum(deviation * deviation, 0), o < C)
+    merge_group_moments(partial, counters, pixels, PIXELS, o, C, GROUP)
 
 
 @triton.jit

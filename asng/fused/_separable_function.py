@@ -10,7 +10,7 @@ from asng.fused import _depthwise_kernels
 from asng.fused import _pointwise_function as _pointwise
 from asng.fused._dispatch import ALIGN, SideStream, align, device_of, power_of_two, row_of, to_rows
 from asng.fused._placement import PlacingFunction, place_like, place_rows
-from asng.fused._pointwise_function import Moments, Norm
+from asng.fused._pointwise_function import Moments, Norm, Partials
 
 DEPTHWISE_CHANNELS = 16  # of a program
 
@@ -121,14 +121,15 @@ class SeparableFunction(PlacingFunction):
         shape = (*x.shape[:2], halves[1].out_height, halves[1].out_width)
         y, _ = place_rows(shape, x.new_empty(0, dtype=dtype))
         with device_of(x):
-            source, taps = _prepare(x, tensors[0], tensors[6], halves[0], dtype)
+            counters = torch.empty(4, _pointwise.COUNTERS, dtype=torch.int32, device=x.device)
+            source, taps = _prepare(x, tensors[0], tensors[6], counters, halves[0], dtype)
             to_save: list[Any] = []
             before: Before | None = None
             for index, half in enumerate(halves):
                 depthwise, pointwise, *affine_and_running = tensors[6 * index : 6 * index + 6]
                 norm = Norm._make([*affine_and_running, *half.settings[2:]])
                 d = _convolve(source, taps[index], before, half, dtype)
-                z, moments = _pointwise.multiply([d], pointwise, half.product, dtype)
+                z, moments = _pointwise.multiply([d], pointwise, half.product, dtype, counters=counters[index])
                 saved = torch.empty(2, half.channels, device=x.device)
                 to_save += Saved(source, taps[index], d, z, saved, depthwise, pointwise, *norm[:2])
                 source, before = z, Before(norm, moments, saved)
@@ -138,7 +139,7 @@ class SeparableFunction(PlacingFunction):
             torch.autograd.graph.increment_version(running)
         if save:
             ctx.save_for_backward(*to_save)
-        ctx.halves, ctx.shape, ctx.dtype, ctx.row = halves, x.shape, x.dtype, row_of(x)
+        ctx.halves, ctx.shape, ctx.dtype, ctx.row, ctx.counters = halves, x.shape, x.dtype, row_of(x), counters[2:]
         return y
 
     @staticmethod
@@ -153,15 +154,15 @@ class SeparableFunction(PlacingFunction):
         results, adds = map(list, zip(*map(place_like, weights), strict=True))
         side = SideStream(dy)  # of what only the gradients of weights wait for
         with device_of(dy):
-            sums = _pointwise.sum_gradients(dy, row_of(dy), second.z, second.moments, half2.product)
+            sums = _pointwise.sum_gradients(dy, row_of(dy), second.z, second.moments, half2.product, ctx.counters[0])
             through2 = _pointwise_backward(dy, row_of(dy), second, sums, half2)
             dd2 = torch.empty_like(second.d)
             partial_pw2, *norm2 = through2.run([dd2], side)
-            partial_dw2, sums = _depthwise_backward(dd2, second, first, half2, du, half2.row)
+            partial_dw2, sums = _depthwise_backward(dd2, second, first, half2, du, half2.row, ctx.counters[1])
             through1 = _pointwise_backward(du, half1.row, first, sums, half1)
             dd1 = torch.empty_like(first.d)
             partial_pw1, *norm1 = through1.run([dd1], side)
-            partial_dw1, _ = _depthwise_backward(dd1, first, None, half1, dx, ctx.row, adds=adds_dx)
+            partial_dw1, _ = _depthwise_backward(dd1, first, None, half1, dx, ctx.row, None, adds=adds_dx)
             with side.fork():
                 _pointwise.reduce([partial_dw1, partial_pw1, partial_dw2, partial_pw2], results, adds)
         side.leave(results, through1, through2, partial_dw1, partial_dw2)
@@ -169,17 +170,20 @@ class SeparableFunction(PlacingFunction):
 
 
 def _prepare(
-    x: Tensor, depthwise1: Tensor, depthwise2: Tensor, half: Half, dtype: torch.dtype
+    x: Tensor, depthwise1: Tensor, depthwise2: Tensor, counters: Tensor, half: Half, dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor]]:
-    """The input, rectified and with aligned rows of channels if they were not, and the weights of each tap in a row."""
+    """The input, rectified and with aligned rows of channels if they were not, and the weights of each tap in a row.
+
+    Counters become zero.
+    """
     taps = [torch.empty(weight[0].numel(), half.row, device=x.device) for weight in (depthwise1, depthwise2)]
     source, total, channels, block = x, 0, 16, 1024
     if half.row != row_of(x):
         source = torch.empty(half.images, half.height, half.width, half.row, dtype=dtype, device=x.device)
         total = source.numel()
-    _depthwise_kernels.prepare[(2 * -(-half.row // channels) + -(-total // block),)](
-        *(x, source, total, depthwise1, depthwise2, *taps, half.channels, half.row),
-        *(depthwise1.shape[-1], depthwise2.shape[-1], channels, block),
+    _depthwise_kernels.prepare[(2 * -(-half.row // channels) + 1 + -(-total // block),)](
+        *(x, source, total, depthwise1, depthwise2, *taps, counters, half.channels, half.row),
+        *(depthwise1.shape[-1], depthwise2.shape[-1], channels, block, counters.numel()),
         PAD=total > 0,
     )
     return source, taps
@@ -211,7 +215,15 @@ def _pointwise_backward(dy: Tensor, dy_row: int, saved: Saved, sums: Moments, ha
 
 
 def _depthwise_backward(
-    dd: Tensor, saved: Saved, before: Saved | None, half: Half, dx: Tensor, dx_row: int, *, adds: bool = False
+    dd: Tensor,
+    saved: Saved,
+    before: Saved | None,
+    half: Half,
+    dx: Tensor,
+    dx_row: int,
+    counters: Tensor | None,
+    *,
+    adds: bool = False,
 ) -> tuple[Tensor, Moments]:
     """Write the gradient of the input, or add it; return that of the weights for each program, and sums for a norm.
 
@@ -220,14 +232,16 @@ def _depthwise_backward(
     norm = (None, None, None) if before is None else (before.moments, before.weight, before.bias)
     tiling = BACKWARD[half.settings.kernel]
     split = Split.of(tiling, half, half.height, half.width)
-    sums = torch.empty(split.programs, 2, half.channels, device=dd.device)
+    grid = split.programs, split.groups
+    sums = Partials.allocate(grid, half.channels, counters, dd.device, moments=False)
     partial = torch.empty(split.programs, saved.depthwise.numel(), device=dd.device)
-    _depthwise_kernels.depthwise_backward[split.programs, split.groups](
-        *(dd, saved.x, *norm, saved.taps, dx, sums, partial, half.images, split.tiles, half.channels, half.row),
+    _depthwise_kernels.depthwise_backward[grid](
+        *(dd, saved.x, *norm, saved.taps, dx, *sums[:2], partial, half.images, split.tiles, half.channels, half.row),
         *(dx_row, *half[4:], *half.settings[:2], *tiling[:2], split.blocks, split.channels),
         NORM=before is not None,
         AFFINE=norm[1] is not None,
         ADD=adds,
+        GROUP=sums.group,
         num_warps=tiling.warps,
     )
-    return partial, Moments(sums, half.images * half.height * half.width, 0)
+    return partial, sums.read(half.images * half.height * half.width, 0)

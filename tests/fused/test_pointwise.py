@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from asng import fused
 from asng.fused import _pointwise_function
-from tests.helpers.fused_layers import assert_close, channels_last, error, run
+from tests.helpers.fused_layers import assert_close, channels_last, error, merge_pairs, run, spoil
 
 
 def pair(inputs, outputs, affine=True):
@@ -70,8 +70,10 @@ def test_mixed_precision_is_as_near_as_torchs(x_dtype):
         assert error(ours, exact) < 2 * error(theirs, exact) + 1e-3
 
 
+@pytest.mark.parametrize("group", [2, 32])
 @pytest.mark.parametrize("one_pass", [64, 0])
-def test_programs_with_several_tiles_and_many_chunks(one_pass, monkeypatch):
+def test_programs_with_several_tiles_and_many_chunks(one_pass, group, monkeypatch):
+    monkeypatch.setattr(_pointwise_function, "GROUP", group)
     monkeypatch.setattr(_pointwise_function, "ONE_PASS_CHANNELS", one_pass)
     monkeypatch.setattr(_pointwise_function, "WEIGHT_PROGRAMS", 2)
     monkeypatch.setattr(_pointwise_function, "MAX_MOMENTS", 0)
@@ -84,12 +86,13 @@ def test_programs_with_several_tiles_and_many_chunks(one_pass, monkeypatch):
 
 @pytest.mark.parametrize("channels", [3, 13])
 def test_memory_need_not_be_cleared_before(channels, monkeypatch):
+    merge_pairs(monkeypatch)
     empty, empty_like = torch.empty, torch.empty_like
     layer, reference = pair(channels, 5)
     x = channels_last((2, channels, 6, 7), torch.float32)
     expected = run(reference, x.double())
-    monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(float("nan")))
-    monkeypatch.setattr(torch, "empty_like", lambda *args, **options: empty_like(*args, **options).fill_(float("nan")))
+    monkeypatch.setattr(torch, "empty", lambda *args, **options: spoil(empty(*args, **options)))
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **options: spoil(empty_like(*args, **options)))
     assert_close(run(layer, x), expected, torch.float32)
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from asng import fused
 from asng.fused import _pointwise_function, _separable_function
-from tests.helpers.fused_layers import assert_close, channels_last, error, run
+from tests.helpers.fused_layers import assert_close, channels_last, error, merge_pairs, run, spoil
 
 
 def layers(channels, kernel, stride, affine=True, second=None):
@@ -99,10 +99,13 @@ def test_gradients_of_depthwise_weights_are_summed_over_tiles(stride, kernel, mo
     assert_close(run(layer, x), run(reference, x.double()), torch.float32)
 
 
-def test_many_chunks_are_merged(monkeypatch):
+@pytest.mark.parametrize(("group", "counters"), [(2, 1024), (4, 1024), (32, 1)])
+def test_many_chunks_are_merged(group, counters, monkeypatch):
+    monkeypatch.setattr(_pointwise_function, "GROUP", group)  # programs, the last of which merges what all have written
+    monkeypatch.setattr(_pointwise_function, "COUNTERS", counters)  # with too few it is up to kernels
     monkeypatch.setattr(_pointwise_function, "MAX_MOMENTS", 0)
     monkeypatch.setattr(_pointwise_function, "MAX_SUMS", 0)
-    monkeypatch.setattr(_pointwise_function, "MAX_MERGES", 4)  # of 8, so in two steps
+    monkeypatch.setattr(_pointwise_function, "MAX_MERGES", 4)  # chunks of 8 by a kernel, so in two steps
     layer, reference = pair(40, 3, 1)
     x = channels_last((3, 40, 6, 7), torch.float32)
     assert_close(run(layer, x), run(reference, x.double()), torch.float32)
@@ -118,12 +121,13 @@ def test_more_than_64_channels_are_multiplied_in_blocks(monkeypatch):
 
 @pytest.mark.parametrize("channels", [3, 13])
 def test_memory_need_not_be_cleared_before(channels, monkeypatch):
+    merge_pairs(monkeypatch)
     empty, empty_like = torch.empty, torch.empty_like
     layer, reference = pair(channels, 3, 2)
     x = channels_last((2, channels, 6, 7), torch.float32)
     expected = run(reference, x.double())
-    monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(float("nan")))
-    monkeypatch.setattr(torch, "empty_like", lambda *args, **options: empty_like(*args, **options).fill_(float("nan")))
+    monkeypatch.setattr(torch, "empty", lambda *args, **options: spoil(empty(*args, **options)))
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **options: spoil(empty_like(*args, **options)))
     assert_close(run(layer, x), expected, torch.float32)
 
 

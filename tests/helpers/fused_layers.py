@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from asng.fused import _pointwise_function  # needs Triton, as all tests of fused layers do
 from asng.fused._dispatch import align, row_of
 
 # Rounding of results, and of what is rounded between a layer's parts.
@@ -49,3 +50,14 @@ def assert_close(got: Run, expected: Run, dtype: torch.dtype) -> None:
     for index, (left, right) in enumerate(zip(got.gradients, expected.gradients, strict=True)):
         assert left.shape == right.shape
         assert error(left, right) < TOLERANCE[dtype], f"gradient {index}"
+
+
+def spoil(memory: Tensor) -> Tensor:
+    """Memory with nothing useful in it."""
+    return memory.fill_(float("nan") if memory.is_floating_point() else 7)
+
+
+def merge_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let kernels merge the sums of each two programs, however few there are."""
+    for name, number in {"MAX_MOMENTS": 0, "MAX_SUMS": 0, "GROUP": 2}.items():
+        monkeypatch.setattr(_pointwise_function, name, number)

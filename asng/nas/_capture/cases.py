@@ -83,6 +83,9 @@ class Columns:
 
     def __init__(self, supernet: Supernet) -> None:
         self._finite = {name: variable for name, variable in supernet.space.items() if variable.values() is not None}
+        # Values are drawn as they are listed, and found by their ids; to compare them would take most of a step's time.
+        self._listed = {name: list(variable.values() or ()) for name, variable in self._finite.items()}
+        self._positions = {name: {id(v): n for n, v in enumerate(values)} for name, values in self._listed.items()}
         self._starts: dict[Any, int] = {}  # by sets of cases, and by functions
         self._encoders: list[Encoder] = []
         self._length = 0
@@ -119,7 +122,9 @@ class Columns:
 
     def encode(self, values: Mapping[str, Any]) -> list[int]:
         """The row of an architecture."""
-        positions = {name: variable.index(values[name]) for name, variable in self._finite.items()}
+        positions = {name: known.get(id(values[name]), -1) for name, known in self._positions.items()}
+        for name in [name for name, position in positions.items() if position < 0]:  # equal, but another object
+            positions[name] = self._finite[name].index(values[name])
         return [number for encode in self._encoders for number in encode(values, positions)]
 
 
