@@ -6,6 +6,7 @@ what is selected runs, and what two nodes have in common runs once.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from asng.experiments.cifar10.layers import (
 )
 from asng.experiments.cifar10.nodes import Fork, Modules, draw_masks, enter, is_fused, join_ends, run_nodes
 from asng.fused._dispatch import compute_dtype
+from asng.nas._capture.trace import run_side_by_side
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -157,7 +159,8 @@ class SharedCell(nas.Searchable):
         """The same without a look at the values: every slot runs, and columns of ends that are not loose are 0."""
         states = [*enter(self.entries, (before, previous), self.inputs, self.norm).values()]
         for node in range(space.NODES):
-            states.append(self.slots[2 * node](states) + self.slots[2 * node + 1](states))
+            pair = run_side_by_side([partial(slot, states) for slot in self.slots[2 * node : 2 * node + 2]])
+            states.append(torch.add(*pair))
         columns = self.join.weight.view(-1, space.NODES, self.join.out_channels, 1, 1)
         columns = columns * self._find_loose().view(-1, 1, 1, 1)
         return join_ends(states[2:], columns.flatten(1, 2), self.norm)
