@@ -1,4 +1,4 @@
-"""Maps with several users, and sums of maps, each image with a factor: one kernel each way."""
+"""Maps with several users, sums of maps, each image with a factor, and weights of some maps: one kernel each way."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from asng.fused._dispatch import device_of, empty_rows, is_supported, row_of, to_rows, widen
 
 MAX_TERMS = 6  # of a sum
+MAX_USED = 10
 BLOCK = 2048  # elements of a program
 
 
@@ -71,6 +72,41 @@ class _FirstChannels(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return widen(to_rows(gradient, ctx.row)), None
+
+
+def keep_unused(weight: Tensor, used: Sequence[Tensor], first: int, maps: int) -> Tensor:
+    """The weight of a 1x1 convolution of maps side by side, with zeros for the maps that are used elsewhere.
+
+    Args:
+        weight: (out, maps * in, 1, 1), where kernels can be launched.
+        used: Up to ten int32 scalars there: the numbers of what is used, some of which are those of maps.
+        first: The number of the first map.
+        maps: How many maps there are.
+    """
+    return _KeepUnused.apply(weight, first, maps, *used)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _KeepUnused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, first: int, maps: int, *used: Tensor) -> Tensor:
+        ctx.arguments = used, first, maps
+        return _clear_used(weight.contiguous(), *ctx.arguments)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _clear_used(gradient.contiguous(), *ctx.arguments), *[None] * (2 + len(ctx.arguments[0]))
+
+
+def _clear_used(weight: Tensor, used: Sequence[Tensor], first: int, maps: int) -> Tensor:
+    from asng.fused import _maps_kernels as kernels
+
+    result, numbers = torch.empty_like(weight), [*used, *used[:1] * (MAX_USED - len(used))]
+    with device_of(weight):
+        kernels.clear_used[(-(-weight.numel() // BLOCK),)](
+            *(*numbers, weight, result, weight.numel(), weight.shape[1], first, maps, BLOCK)
+        )
+    return result
 
 
 class ScaledSum(nn.Module):

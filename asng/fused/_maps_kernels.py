@@ -1,4 +1,4 @@
-"""Triton kernels of sums of maps: of several ones, and of two with a factor for each image."""
+"""Triton kernels of sums of maps: of several ones, and of two with a factor for each image; of weights of maps."""
 
 import triton
 import triton.language as tl
@@ -57,3 +57,18 @@ def scaled_sum_backward(
     if HAS_B:
         scaled = gradient * tl.load(scale_b + tl.program_id(1)).to(tl.float32)
         tl.store(db + offsets, scaled.to(db.dtype.element_ty), mask)
+
+
+@triton.jit
+def clear_used(
+    n0, n1, n2, n3, n4, n5, n6, n7, n8, n9, weight, result, numbers, COLUMNS: tl.constexpr, FIRST: tl.constexpr,
+    MAPS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Weights (out, COLUMNS), with zeros in the columns of the maps n0 to n9, of which the first is FIRST."""
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    number = FIRST + index % COLUMNS // (COLUMNS // MAPS)
+    is_used = (number == tl.load(n0)) | (number == tl.load(n1)) | (number == tl.load(n2)) | (number == tl.load(n3))
+    is_used |= (number == tl.load(n4)) | (number == tl.load(n5)) | (number == tl.load(n6)) | (number == tl.load(n7))
+    is_used |= (number == tl.load(n8)) | (number == tl.load(n9))
+    value = tl.load(weight + index, (index < numbers) & ~is_used, other=0.0)
+    tl.store(result + index, value, index < numbers)

@@ -11,6 +11,7 @@ from torch import nn
 pytest.importorskip("triton")
 
 from asng.fused import _pointwise_function
+from asng.fused._maps import keep_unused
 from asng.fused._pointwise import join_maps, reduce_diagonally
 from tests.helpers.fused_layers import assert_close, channels_last, run
 
@@ -137,3 +138,13 @@ def test_evaluation_mode_is_left_to_torch():
     assert_close(run(layer.eval(), x), run(reference.eval(), x.double()), torch.float32)
     layer.function, reference.function = partial(reduce_diagonally, relu=True), torch_rectify_and_reduce
     assert_close(run(layer, x), run(reference, x.double()), torch.float32)
+
+
+@pytest.mark.parametrize("used", [(0,), (3, 3, 1), (6, 2, 4, 5, 3, 2, 4, 0, 1, 5)])
+def test_weights_of_maps_that_are_used_elsewhere_are_zero(used):
+    weight = torch.randn(7, 15, 1, 1).contiguous(memory_format=torch.channels_last).requires_grad_()
+    kept = keep_unused(weight, [torch.tensor(number, dtype=torch.int32) for number in used], first=2, maps=5)
+    mask = torch.tensor([2 + number not in used for number in range(5)]).repeat_interleave(3).view(1, 15, 1, 1)
+    assert torch.equal(kept, weight * mask)
+    gradient = torch.randn_like(kept)
+    assert torch.equal(torch.autograd.grad(kept, weight, gradient)[0], gradient * mask)

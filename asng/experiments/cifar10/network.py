@@ -28,7 +28,8 @@ from asng.experiments.cifar10.layers import (
     separable,
 )
 from asng.experiments.cifar10.nodes import Fork, Modules, draw_masks, enter, is_fused, join_ends, run_nodes
-from asng.fused._dispatch import compute_dtype
+from asng.fused._dispatch import can_launch, compute_dtype
+from asng.fused._maps import keep_unused
 from asng.nas._capture.trace import run_side_by_side
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -161,14 +162,17 @@ class SharedCell(nas.Searchable):
         for node in range(space.NODES):
             pair = run_side_by_side([partial(slot, states) for slot in self.slots[2 * node : 2 * node + 2]])
             states.append(torch.add(*pair))
-        columns = self.join.weight.view(-1, space.NODES, self.join.out_channels, 1, 1)
-        columns = columns * self._find_loose().view(-1, 1, 1, 1)
-        return join_ends(states[2:], columns.flatten(1, 2), self.norm)
+        return join_ends(states[2:], self._loose_columns(), self.norm)
 
-    def _find_loose(self) -> Tensor:
-        """1 for nodes that are loose ends, 0 for the others, on the device."""
+    def _loose_columns(self) -> Tensor:
+        """The weight of the join, with zeros for nodes that are no loose ends, by the device alone."""
         slots: Any = self.slots
-        return (torch.stack([slot.index for slot in slots])[:, None] != self.node_sources).all(0)
+        weight, used = self.join.weight, [slot.index for slot in slots]
+        if is_fused(self.norm) and can_launch(weight):
+            return keep_unused(weight, used, 2, space.NODES)
+        is_loose = (torch.stack(used)[:, None] != self.node_sources).all(0)
+        columns = weight.view(-1, space.NODES, self.join.out_channels, 1, 1) * is_loose.view(-1, 1, 1, 1)
+        return columns.flatten(1, 2)
 
     def active_modules(self) -> Iterable[nn.Module]:
         used = {source for pair in self._nodes() for source, _ in pair}
