@@ -1,19 +1,16 @@
 """Training steps of networks without decisions, for all trainings from scratch."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from asng.fused._dispatch import SideStream
+from asng.fused._sgd import TiledSGD, has_kernels_for
+from asng.nas._capture.update import unsupported_reason
 from asng.nas._preserve import snapshot
-
-PARTS = 16  # of the weights, updated side by side in a captured step: torch's kernels take too few to fill a GPU
-Item = TypeVar("Item")
 
 
 class TrainStep:
@@ -49,6 +46,9 @@ class TrainStep:
         self._scaler = torch.amp.GradScaler(self._device.type, init_scale=2.0**16 if half else 1.0)
         self._scale = None if half else 1.0
         self._clips_in_update = not half and all(group.get("fused") for group in optimizer.param_groups)
+        self._sgd = (
+            TiledSGD(optimizer, max_grad_norm) if self._clips_in_update and has_sgd_kernels_for(optimizer) else None
+        )
         self._captured: tuple[Any, tuple[Tensor, ...], Tensor] | None = None
         if self._device.type == "cuda" and not all(group["fused"] for group in optimizer.param_groups):
             raise ValueError(f"on a GPU {type(optimizer).__name__} must be fused to be captured; give fused=True")
@@ -78,19 +78,19 @@ class TrainStep:
         return loss.detach()
 
     def _clip_and_update(self) -> None:
-        """Clip and update in one pass over the weights: a fused optimizer divides gradients by its `grad_scale`.
+        """Clip while updating: a fused optimizer divides gradients by its `grad_scale`.
 
-        Both attributes are how `torch.amp.GradScaler` speaks to fused optimizers.
+        Both attributes are how `torch.amp.GradScaler` speaks to fused optimizers. Most SGDs have faster kernels.
         """
+        if self._sgd is not None:
+            self._sgd.step()
+            return
         optimizer: Any = self.optimizer
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        is_captured = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        parts = min(PARTS, len(gradients)) if is_captured else 1
-        norms = run_side_by_side([partial(norm_of, part) for part in split(gradients, parts)])
-        norm = norms[0] if parts == 1 else torch.linalg.vector_norm(torch.stack(norms))
+        norm = nn.utils.get_total_norm(gradients)
         optimizer.grad_scale = torch.clamp((norm + 1e-6) / self._max_grad_norm, min=1.0).float()
         optimizer.found_inf = (~norm.isfinite()).float()
-        step_in_parts(optimizer, parts)
+        optimizer.step()
         del optimizer.grad_scale, optimizer.found_inf
 
     def _replay(self, batch: tuple[Tensor, ...]) -> Tensor:
@@ -116,6 +116,8 @@ class TrainStep:
         graph = cuda.CUDAGraph()
         with preserve_buffers_and_rng(self.model), SideStream.allow(), cuda.graph(graph):
             loss = self._step(inputs)
+        if self._sgd is not None:
+            self._sgd.fill_table()
         return graph, inputs, loss
 
     @contextmanager
@@ -156,54 +158,15 @@ class TrainStep:
         self._captured = None  # the optimizer has another state now
 
 
-def norm_of(tensors: list[Tensor]) -> Tensor:
-    """The norm of all of their numbers."""
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
-    return norm
-
-
-def split(items: list[Item], parts: int) -> list[list[Item]]:
-    """As even as may be, in their order.
-
-    >>> split([1, 2, 3, 4, 5], 3)
-    [[1], [2, 3], [4, 5]]
-    """
-    bounds = [len(items) * part // parts for part in range(parts + 1)]
-    return [items[start:stop] for start, stop in pairwise(bounds)]
-
-
-def run_side_by_side(functions: Sequence[Callable[[], Item]]) -> list[Item]:
-    """Call functions; several ones each on a CUDA stream of its own, for which the current one then waits."""
-    if len(functions) == 1:
-        return [functions[0]()]
-    cuda: Any = torch.cuda
-    outer, streams, results = cuda.current_stream(), [cuda.Stream() for _ in functions], []
-    for stream, function in zip(streams, functions, strict=True):
-        stream.wait_stream(outer)
-        with cuda.stream(stream):
-            results.append(function())
-    for stream in streams:
-        outer.wait_stream(stream)
-    return results
-
-
-def step_in_parts(
-    optimizer: torch.optim.Optimizer, parts: int, run: Callable[[Sequence[Callable[[], Any]]], Any] = run_side_by_side
-) -> None:
-    """The step of an optimizer whose parameters do not depend on each other, in parts."""
-    if parts == 1:
-        optimizer.step()
-        return
-    groups = optimizer.param_groups
-
-    def step(part: int) -> None:
-        optimizer.param_groups = [{**group, "params": split(group["params"], parts)[part]} for group in groups]
-        optimizer.step()
-
-    try:
-        run([partial(step, part) for part in range(parts)])
-    finally:
-        optimizer.param_groups = groups
+def has_sgd_kernels_for(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer is an SGD whose step kernels of our own can take."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    is_dense: Any = torch.ops.aten.is_non_overlapping_and_dense
+    return (
+        type(optimizer) is torch.optim.SGD
+        and unsupported_reason(optimizer) is None
+        and all(has_kernels_for(parameter) and is_dense(parameter) for parameter in parameters)
+    )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import copy
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from asng import nas
 from asng.experiments._settings import set_lr
-from asng.experiments._train_step import TrainStep, preserve_buffers_and_rng, step_in_parts
+from asng.experiments._train_step import TrainStep, preserve_buffers_and_rng
 from asng.experiments.cifar10.network import Net, set_drop_path
 from asng.experiments.cifar10.space import random_values
 
@@ -52,28 +53,6 @@ def test_fused_optimizers_clip_while_they_update(kind, max_grad_norm):
     torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [partial(torch.optim.SGD, momentum=0.9, nesterov=True), torch.optim.Adam])
-@pytest.mark.parametrize("parts", [1, 3, 16])
-def test_a_step_in_parts_is_the_step_of_the_optimizer(kind, parts):
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 1))
-    twin = copy.deepcopy(model)
-    optimizers = [
-        kind([{"params": m[:2].parameters()}, {"params": m[2].parameters(), "weight_decay": 0.1}], lr=0.1, fused=True)
-        for m in (model, twin)
-    ]
-    for _ in range(3):
-        for m, optimizer in zip((model, twin), optimizers, strict=True):
-            optimizer.zero_grad()
-            m(torch.ones(2, 3)).sum().backward()
-        step_in_parts(optimizers[0], parts, run=lambda functions: [function() for function in functions])
-        optimizers[1].step()
-    assert all(torch.equal(*pair) for pair in zip(model.parameters(), twin.parameters(), strict=True))
-    states = [optimizer.state_dict() for optimizer in optimizers]
-    assert states[0]["param_groups"] == states[1]["param_groups"]
-    torch.testing.assert_close(states[0]["state"], states[1]["state"], rtol=0, atol=0)
-
-
 def test_mixed_precision_keeps_the_weights_in_float32():
     torch.manual_seed(1)
     model, seen = nn.Linear(3, 1), []
@@ -93,11 +72,12 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16, torch.float16])
-def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(amp_dtype, device):
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(name, amp_dtype, device):
     def train(batches):
         torch.manual_seed(1)
         model = nn.Linear(3, 1).to(device)
-        optimizer = OPTIMIZERS["adam"](model.parameters(), device == "cuda")
+        optimizer = OPTIMIZERS[name](model.parameters(), device == "cuda")
         train_step = TrainStep(model, optimizer, squared_error, max_grad_norm=1.0, amp_dtype=amp_dtype)
         losses = [train_step((x.to(device), torch.ones(8, 1, device=device))).item() for x in batches]
         return losses, [parameter.detach().cpu() for parameter in model.parameters()]
@@ -135,6 +115,55 @@ def test_captured_on_a_gpu_it_computes_what_it_computes_without(optimizer):
         losses = descents[0](batch), descents[1](tuple(tensor.cuda() for tensor in batch))
         assert torch.allclose(losses[0], losses[1].cpu(), rtol=1e-3, atol=1e-5)
     torch.testing.assert_close([p.cpu() for p in on_gpu.parameters()], [*model.parameters()], rtol=1e-3, atol=1e-5)
+
+
+class Convolutions(nn.Module):
+    """Weights of several tiles and of one number, and one without a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.unused = nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.Linear(3, 3)
+        self.pointwise, self.factor = nn.Conv2d(64, 8, 1), nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.factor * self.pointwise(self.second(self.first(x).relu()).relu()).mean((2, 3))
+
+
+@GPU
+@pytest.mark.parametrize("max_grad_norm", [0.01, 1e9])
+def test_on_a_gpu_kernels_of_our_own_take_the_step_of_sgd(max_grad_norm):
+    pytest.importorskip("triton")
+    torch.manual_seed(1)
+    model: Any = Convolutions().cuda()
+    model.to(memory_format=torch.channels_last)
+    models = [model, copy.deepcopy(model)]
+    optimizers = [
+        torch.optim.SGD(
+            [
+                {"params": [*m.first.parameters(), *m.unused.parameters()], "momentum": 0.9, "nesterov": True},
+                {"params": m.second.parameters(), "momentum": 0.9, "weight_decay": 0.01, "lr": 0.05},
+                {"params": [*m.pointwise.parameters(), m.factor]},
+            ],
+            lr=0.1,
+            fused=True,
+        )
+        for m in models
+    ]
+    steps = [
+        TrainStep(m, o, squared_error, max_grad_norm=max_grad_norm) for m, o in zip(models, optimizers, strict=True)
+    ]
+    assert steps[0]._sgd is not None
+    steps[1]._sgd = None  # torch's kernels
+    unused = copy.deepcopy(model.unused)
+    for number in range(8):
+        batch = torch.randn(4, 3, 8, 8, device="cuda"), torch.randn(4, 8, device="cuda")
+        run = TrainStep._step if number == 5 else TrainStep.__call__  # a plain step leaves the graph as it is
+        losses = [run(step, batch) for step in steps]
+        torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(*([*m.parameters()] for m in models), rtol=1e-3, atol=1e-5)
+    assert all_equal(model.unused, unused)
+    states = [optimizer.state_dict()["state"] for optimizer in optimizers]
+    torch.testing.assert_close(*states, rtol=1e-3, atol=1e-4)
 
 
 @GPU
