@@ -111,14 +111,14 @@ class SideStream:
     Only where `allow` says so, since it is left running until `join_all`: in the bodies of switches it measured slower.
     """
 
-    _is_allowed: ClassVar[bool] = False  # in all threads: autograd has its own
+    is_allowed: ClassVar[bool] = False  # in all threads: autograd has its own
     _streams: ClassVar[dict[int, Any]] = {}
     _running: ClassVar[list[tuple[Any, list[int], Any]]] = []  # streams, addresses they write to, what they read
 
     def __init__(self, x: Tensor) -> None:
         cuda: Any = torch.cuda
         self._outer: Any = None
-        if self._is_allowed and x.is_cuda and cuda.is_current_stream_capturing():
+        if self.is_allowed and x.is_cuda and cuda.is_current_stream_capturing():
             self._outer = cuda.current_stream()
             key = self._outer.cuda_stream
             if key not in self._streams:
@@ -128,11 +128,11 @@ class SideStream:
     @classmethod
     @contextmanager
     def allow(cls) -> Iterator[None]:
-        cls._is_allowed = True
+        cls.is_allowed = True
         try:
             yield
         finally:
-            cls._is_allowed = False
+            cls.is_allowed = False
             cls._running.clear()
 
     @property

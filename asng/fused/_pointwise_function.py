@@ -133,9 +133,12 @@ class Partials(NamedTuple):
     def allocate(
         cls, grid: tuple[int, int], channels: int, counters: Tensor | None, device: torch.device, *, moments: bool
     ) -> "Partials":
-        """For a grid of chunks of rows and groups of channels; without counters nothing is merged."""
+        """For a grid of chunks of rows and groups of channels; without counters nothing is merged.
+
+        Nor is it where other kernels run beside: programs that wait for what they have written keep these waiting, too.
+        """
         programs, groups, group = *grid, 1
-        if counters is not None and not _are_few(programs, channels, moments=moments):
+        if counters is not None and not SideStream.is_allowed and not _are_few(programs, channels, moments=moments):
             group = GROUP if -(-programs // GROUP) * groups <= COUNTERS else 1
         merged = -(-programs // group) if group > 1 else 0
         return cls(torch.empty(programs + merged, 2, channels, device=device), counters, programs, group)

@@ -6,7 +6,6 @@ what is selected runs, and what two nodes have in common runs once.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from itertools import repeat
 from typing import Any, TypeVar
 
@@ -30,7 +29,6 @@ from asng.experiments.cifar10.layers import (
 from asng.experiments.cifar10.nodes import Fork, Modules, draw_masks, enter, is_fused, join_ends, run_nodes
 from asng.fused._dispatch import can_launch, compute_dtype
 from asng.fused._maps import keep_unused
-from asng.nas._capture.trace import run_side_by_side
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -160,8 +158,7 @@ class SharedCell(nas.Searchable):
         """The same without a look at the values: every slot runs, and columns of ends that are not loose are 0."""
         states = [*enter(self.entries, (before, previous), self.inputs, self.norm).values()]
         for node in range(space.NODES):
-            pair = run_side_by_side([partial(slot, states) for slot in self.slots[2 * node : 2 * node + 2]])
-            states.append(torch.add(*pair))
+            states.append(self.slots[2 * node](states) + self.slots[2 * node + 1](states))
         return join_ends(states[2:], self._loose_columns(), self.norm)
 
     def _loose_columns(self) -> Tensor:

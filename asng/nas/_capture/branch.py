@@ -105,7 +105,7 @@ class Branch:
         if self._site.column is None:
             bodies[0]()
         else:
-            self._trace.run_switch(self._site.column, bodies)
+            self._trace.switch(self._trace.index(self._site.column), bodies)
 
     def _run_case(self, number: int, case: Case, tensors: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
         inputs = [tensor.detach() for tensor in tensors]

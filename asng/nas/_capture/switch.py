@@ -130,8 +130,7 @@ def _device_runtime() -> Path:
 
 
 CAPACITY = 1 << 16  # switches of a graph
-# Side by side, each with a stream beside it, and both with streams for switches inside others: torch has 32 in all.
-MAX_BRANCHES = 4
+MAX_BRANCHES = 6  # side by side, each with a stream for every switch inside another: torch has 32 streams in all
 NO_GENERATOR = "generator not in capture mode"  # torch says
 
 
@@ -163,7 +162,6 @@ class BranchingGraph:
         self._stream = cuda.Stream(device)
         self._side: dict[int, Any] = {}  # by the stream around a body: the one that the body is captured on
         self._branches: list[Any] = []  # streams of parallel branches
-        self._beside: dict[int, Any] = {}  # by a stream: the one of switches that run beside it
         self._switches: list[tuple[int, Tensor]] = []
         self._table = torch.zeros(1 + 2 * CAPACITY, dtype=torch.int64, device=device)
 
@@ -225,18 +223,14 @@ class BranchingGraph:
         table = torch.tensor([len(self._switches), *rows], dtype=torch.uint64).view(torch.int64)
         self._table[: len(table)].copy_(table)
 
-    def switch(self, index: Tensor, bodies: Sequence[Callable[[], None]], *, beside: bool = False) -> Any:
+    def switch(self, index: Tensor, bodies: Sequence[Callable[[], None]]) -> None:
         """Add a node that runs the body whose number is in `index`, an int32 on the device; none beyond the last.
-
-        With `beside` an event is returned, and only what waits for it comes after the node.
 
         Outside of `capture` the bodies are captured and dropped, to see whether they can be: a failure inside a
         capture with switches may end the process.
         """
         runtime = self._runtime
         outer: Any = torch.cuda.current_stream()
-        if beside and torch.cuda.is_current_stream_capturing():
-            return self._switch_beside(outer, index, bodies)
         status, _, graph, dependencies, edges, count = check_cuda(runtime.cudaStreamGetCaptureInfo(outer.cuda_stream))
         is_active = status == runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive
         if not is_active:
@@ -261,20 +255,6 @@ class BranchingGraph:
                     raise
         if not is_active:  # after a failure it stays: what is left of it cannot be destroyed safely
             check_cuda(runtime.cudaGraphDestroy(graph))
-
-    def _switch_beside(self, outer: Any, index: Tensor, bodies: Sequence[Callable[[], None]]) -> Any:
-        if outer.cuda_stream not in self._beside:
-            self._beside[outer.cuda_stream] = _cuda().Stream(self._device)
-        stream = self._beside[outer.cuda_stream]
-        stream.wait_stream(outer)
-        try:
-            with _cuda().stream(stream):
-                self.switch(index, bodies)
-        except BaseException:
-            with suppress(RuntimeError):
-                outer.wait_stream(stream)  # a capture with loose branches cannot be ended
-            raise
-        return stream.record_event()
 
     def _capture_body(self, outer: Any, body: Callable[[], None], graph: Any) -> None:
         runtime, cuda = self._runtime, _cuda()

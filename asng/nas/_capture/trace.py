@@ -28,7 +28,7 @@ from asng.nas.supernet import Supernet
 
 MAX_CASES = 64  # of one switch
 CAST = "ToCopyBackward0"  # autograd's name
-Switch = Callable[..., Any]  # of an index and bodies; `beside` others it may return an event to wait for
+Switch = Callable[[Tensor, Sequence[Callable[[], None]]], None]
 
 _current: "Trace | None" = None
 
@@ -40,13 +40,13 @@ class _Undecided(BaseException):  # past a user's `except Exception`
         self.decision = decision
 
 
-def run_all(index: Tensor, bodies: Sequence[Callable[[], None]], *, beside: bool = False) -> None:
+def run_all(index: Tensor, bodies: Sequence[Callable[[], None]]) -> None:
     """The switch of a dry run."""
     for body in bodies:
         body()
 
 
-def run_one(index: Tensor, bodies: Sequence[Callable[[], None]], *, beside: bool = False) -> None:
+def run_one(index: Tensor, bodies: Sequence[Callable[[], None]]) -> None:
     """The switch of Python."""
     if (number := int(index)) < len(bodies):
         bodies[number]()
@@ -64,11 +64,6 @@ def switch_on(label: str, function: Callable[..., Any], *inputs: Any, **named: A
     have the same shapes.
     """
     return function(*inputs, **named) if _current is None else _current.switch_on(label, function, inputs, named)
-
-
-def run_side_by_side(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What functions return that do not depend on each other; a captured step runs their switches at the same time."""
-    return [call() for call in calls] if _current is None else _current.run_side_by_side(calls)
 
 
 def read_numbers(function: NumbersFn, *args: Any, length: int) -> Tensor:
@@ -141,8 +136,6 @@ class Trace:
         self._switches = dict.fromkeys([*kinds, *surroundings])
         self.scope = Scope(root)
         self.goes_back = False  # the backward pass runs
-        self._is_beside = False  # the next switch runs beside those before it
-        self._events: list[Any] = []  # of such switches
         self._watched: list[tuple[str, Tensor, int]] = []  # in a dry run: inputs and results of switches, versions
         self._depths: dict[int, int] = {}  # of parameters, in a dry run
         self.consumers: dict[int, set[str]] = {}  # of parameters, in a dry run: the names of autograd's nodes
@@ -239,29 +232,6 @@ class Trace:
             tensors = [leaf for leaf in (*flat, *pytree.tree_leaves(returned)) if isinstance(leaf, Tensor)]
             self._watched += [(label, tensor.detach(), tensor._version) for tensor in tensors]
         return returned
-
-    def run_side_by_side(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Call functions; the first one's switch stays in order, those of the others run beside it."""
-        results = []
-        try:
-            for number, call in enumerate(calls):
-                self._is_beside = number > 0
-                results.append(call())
-        finally:
-            self._is_beside = False
-            for event in self._events:
-                torch.cuda.current_stream().wait_event(event)
-            self._events.clear()
-        return results
-
-    def run_switch(self, column: int, bodies: Sequence[Callable[[], None]]) -> None:
-        """Run the body that a column selects; perhaps beside what ran before, and then until all of it is waited for.
-
-        Only switches of a forward pass run so: backward, several may add to the same gradient.
-        """
-        beside, self._is_beside = self._is_beside, False  # switches inside of it do not
-        if event := self.switch(self.index(column), bodies, beside=beside):
-            self._events.append(event)
 
     def check_watched(self) -> None:
         """Refuse writes into what some cases of a switch pass on: a switch gives a copy, as other cases do."""
