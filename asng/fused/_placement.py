@@ -69,6 +69,16 @@ class PlacingFunction(torch.autograd.Function):
         return issubclass(getattr(type(node), "_forward_cls", object), cls)
 
 
+def find_added_gradients(tensors: Sequence[Tensor]) -> list[Tensor] | None:
+    """The gradients of tensors whose users add to them, instead of returning their part; None if there are others.
+
+    Such a tensor comes from a function that keeps its gradient as `added_gradient`, zero until the backward pass.
+    """
+    gradients = [getattr(tensor.grad_fn, "added_gradient", None) for tensor in tensors]
+    found = [g for g, x in zip(gradients, tensors, strict=True) if g is not None and _layout(g) == _layout(x)]
+    return found if len({g.data_ptr() for g in found}) == len(tensors) else None  # all, and none twice
+
+
 def _layout(tensor: Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 

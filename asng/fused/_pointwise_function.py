@@ -23,7 +23,7 @@ from asng.fused._dispatch import (
     widen,
 )
 from asng.fused._norm import PROGRAM_CHANNELS, Split
-from asng.fused._placement import PlacingFunction, place_like, place_rows
+from asng.fused._placement import PlacingFunction, find_added_gradients, place_like, place_rows
 from asng.fused._pointwise import MAX_MAPS
 
 MAX_MOMENTS = 4096  # channels times chunks that every program adds up; more are merged by a kernel before
@@ -175,6 +175,7 @@ class PointwiseFunction(PlacingFunction):
         if save:
             ctx.save_for_backward(z, saved, pointwise, norm.weight, *maps)
         ctx.size, ctx.reading, ctx.counters = size, reading, counters
+        ctx.added = find_added_gradients(maps)
         return y
 
     @staticmethod
@@ -182,18 +183,19 @@ class PointwiseFunction(PlacingFunction):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         z, saved, pointwise, weight, *maps = ctx.saved_tensors
         size, dy = ctx.size, to_rows(gradient)
-        gradients = [empty_rows(x.shape, x, size.input_row) for x in maps]
-        if ctx.reading.diagonal:  # most pixels have none
+        gradients = ctx.added or [empty_rows(x.shape, x, size.input_row) for x in maps]
+        if ctx.reading.diagonal and not ctx.added:  # most pixels have none
             widen(gradients[0]).zero_()
         side, (dpointwise, adds) = SideStream(dy), place_like(pointwise)
         with device_of(dy):
             sums = sum_gradients(dy, row_of(dy), z, saved, size, ctx.counters).merge(moments=False)
-            through = Backward(dy, row_of(dy), z, saved, sums, weight, pointwise, maps, size, ctx.reading)
+            adds_inputs = ctx.added is not None
+            through = Backward(dy, row_of(dy), z, saved, sums, weight, pointwise, maps, size, ctx.reading, adds_inputs)
             partial, dweight, dbias = through.run(gradients, side)
             with side.resume():
                 reduce([partial], [dpointwise], [adds])
         side.leave([dpointwise], through)
-        return dpointwise, dweight, dbias, *[None] * 7, *gradients
+        return dpointwise, dweight, dbias, *[None] * 7, *([None] * len(maps) if ctx.added else gradients)
 
 
 def _list_maps(maps: Sequence[Tensor]) -> list[Tensor]:
@@ -275,6 +277,7 @@ class Backward(NamedTuple):
     maps: Sequence[Tensor]
     size: ConvSizes
     reading: Reading = READ
+    adds_inputs: bool = False  # gradients of the maps are added to what is there
 
     @property
     def _gradient(self) -> tuple[Tensor | None, ...]:
@@ -287,6 +290,7 @@ class Backward(NamedTuple):
             "RELU": self.reading.relu,
             "DIAGONAL": self.reading.diagonal,
             "PRECISION": _precision(),
+            "ADD": self.adds_inputs,
         }
 
     def input_gradients(self, gradients: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from asng.fused._norm_kernels import combine_sums, merge_group_moments
+from asng.fused._store_kernels import store
 
 
 @triton.jit
@@ -205,8 +206,12 @@ def pointwise_input_gradient(
     RELU: tl.constexpr,
     DIAGONAL: tl.constexpr,
     PRECISION: tl.constexpr,
+    ADD: tl.constexpr,
 ):
-    """Through batch norm and 1x1 convolution; a program computes GROUPS blocks of channels, of one map or several."""
+    """Through batch norm and 1x1 convolution; a program computes GROUPS blocks of channels, of one map or several.
+
+    ADD: the gradients are added to what is there.
+    """
     BLOCKS: tl.constexpr = (IN + INPUTS - 1) // INPUTS  # of a map
     WEIGHTS: tl.constexpr = IN if DIAGONAL else COUNT * IN  # of a row
     IS_SINGLE: tl.constexpr = C <= OUTPUTS  # block of channels of the result, whose gradient is computed once
@@ -238,7 +243,7 @@ def pointwise_input_gradient(
             inner = tl.dot(dz, factors, inner, input_precision=PRECISION)
         if RELU:
             inner = tl.where(value <= 0, 0.0, inner)
-        tl.store(_chosen_map(number, dx0, dx1, dx2, dx3, dx4, COUNT) + pixel, inner.to(dx0.dtype.element_ty), mask)
+        store(_chosen_map(number, dx0, dx1, dx2, dx3, dx4, COUNT) + pixel, inner, mask, ADD)
 
 
 @triton.jit
@@ -280,11 +285,13 @@ def pointwise_weight_gradient(
     RELU: tl.constexpr,
     DIAGONAL: tl.constexpr,
     PRECISION: tl.constexpr,
+    ADD: tl.constexpr,
     WITH_INPUTS: tl.constexpr,
 ):
     """Of the weights of a 1x1 convolution, for each program.
 
-    WITH_INPUTS: also through batch norm and convolution, where a program has all channels of the result. The second
+    WITH_INPUTS: also through batch norm and convolution, where a program has all channels of the result; with ADD
+    these gradients are added to what is there. The second
     index of a program is that of a block of channels of one of the maps, the third that of a block of channels of the
     result.
     """
@@ -311,7 +318,7 @@ def pointwise_weight_gradient(
             inner = tl.dot(dz, factors, input_precision=PRECISION)
             if RELU:
                 inner = tl.where(value <= 0, 0.0, inner)
-            tl.store(dx + offsets, inner.to(dx0.dtype.element_ty), mask)
+            store(dx + offsets, inner, mask, ADD)
         if RELU:
             value = tl.where(value < 0, 0.0, value).to(dtype)
         gradients = tl.dot(tl.trans(dz), value, gradients, input_precision=PRECISION)

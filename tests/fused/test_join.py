@@ -148,3 +148,32 @@ def test_weights_of_maps_that_are_used_elsewhere_are_zero(used):
     assert torch.equal(kept, weight * mask)
     gradient = torch.randn_like(kept)
     assert torch.equal(torch.autograd.grad(kept, weight, gradient)[0], gradient * mask)
+
+
+class KeepGradient(torch.autograd.Function):
+    """A tensor to whose gradient users may add."""
+
+    @staticmethod
+    def forward(ctx, x, gradient):
+        ctx.added_gradient = gradient
+        ctx.set_materialize_grads(False)
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx, returned):
+        assert returned is None
+        return ctx.added_gradient, None
+
+
+@pytest.mark.parametrize("outputs", [6, 70])
+def test_gradients_of_maps_are_added_where_their_functions_keep_them(outputs):
+    layer, _ = pair(Join, 3 * 8, outputs, join_maps, torch_join)
+    maps = [channels_last((2, 8, 5, 6), torch.float32, seed) for seed in range(3)]
+    expected = run(layer, *maps).gradients
+    kept = [torch.full_like(x, number) for number, x in enumerate(maps)]
+    shared = [KeepGradient.apply(x.requires_grad_(), gradient) for x, gradient in zip(maps, kept, strict=True)]
+    output = layer(*shared)
+    gradient = channels_last(output.shape, torch.bfloat16, seed=1).float()
+    torch.autograd.backward(output, gradient)
+    for number, (x, alone) in enumerate(zip(maps, expected[:3], strict=True)):
+        torch.testing.assert_close(x.grad, alone + number)

@@ -184,19 +184,22 @@ class _Switch(torch.autograd.Function):
 
 
 class SwitchInput(torch.autograd.Function):
-    """A tensor that switches read: they have added to its gradient by the time that autograd comes to it."""
+    """A tensor that switches read: they have added to its gradient by the time that autograd comes to it.
+
+    Fused functions add to it, too.
+    """
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, tensor: Tensor) -> Tensor:
-        ctx.gradient = gradient
+        ctx.added_gradient = gradient
         ctx.set_materialize_grads(False)
         return tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, Tensor]:
         if gradients[0] is not None:
-            ctx.gradient.add_(gradients[0])
-        return None, ctx.gradient
+            ctx.added_gradient.add_(gradients[0])
+        return None, ctx.added_gradient
 
 
 def find_output(outputs: Sequence[Tensor], placement: Placement) -> int | None:

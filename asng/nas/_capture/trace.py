@@ -66,6 +66,11 @@ def switch_on(label: str, function: Callable[..., Any], *inputs: Any, **named: A
     return function(*inputs, **named) if _current is None else _current.switch_on(label, function, inputs, named)
 
 
+def share_gradient(tensor: Tensor) -> Tensor:
+    """A tensor that switches read, for a fused function that adds to its gradient as they do."""
+    return tensor if _current is None or not tensor.requires_grad else _current.source(tensor)[0]
+
+
 def read_numbers(function: NumbersFn, *args: Any, length: int) -> Tensor:
     """The int32 numbers that a function makes of the values, on the device, where the architecture is open."""
     assert _current is not None, "numbers of values that are open"
