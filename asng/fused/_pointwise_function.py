@@ -192,7 +192,7 @@ class PointwiseFunction(PlacingFunction):
             adds_inputs = ctx.added is not None
             through = Backward(dy, row_of(dy), z, saved, sums, weight, pointwise, maps, size, ctx.reading, adds_inputs)
             partial, dweight, dbias = through.run(gradients, side)
-            with side.resume():
+            with side.fork() if through.takes_one_pass(side) else side.resume():
                 reduce([partial], [dpointwise], [adds])
         side.leave([dpointwise], through)
         return dpointwise, dweight, dbias, *[None] * 7, *([None] * len(maps) if ctx.added else gradients)
@@ -333,9 +333,13 @@ class Backward(NamedTuple):
         )
         return partial, dweight, dbias
 
+    def takes_one_pass(self, side: SideStream) -> bool:
+        """Whether one kernel computes all gradients: of few channels, beside other kernels only if it reads much."""
+        return self.size.channels <= ONE_PASS_CHANNELS and (self.size.maps > 1 or not side.is_open)
+
     def run(self, gradients: Sequence[Tensor], side: SideStream) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Write the gradients of the maps; return that of the weights for each program, and those of the batch norm."""
-        if self.size.channels <= ONE_PASS_CHANNELS and not side.is_open:
+        if self.takes_one_pass(side):
             return self.weight_gradient(gradients)
         with side.fork():
             partial, _, _ = self.weight_gradient()

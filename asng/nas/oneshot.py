@@ -235,7 +235,7 @@ class OneShot:
         candidates = self.arch_optimizer.ask() if valid_batches else []
         violations = [self.costs.violation(candidate.values) for candidate in candidates]
         feasible = [c.values for c, violation in zip(candidates, violations, strict=True) if violation == FEASIBLE]
-        with self.supernet.preserve_selection(), without_fast_path():  # frozen parts and judges may be in eval()
+        with without_fast_path():  # frozen parts and judges may be in eval()
             trained, judged = self._run_candidates(drawn, train_batches, feasible, valid_batches, len(candidates))
         of_feasible = iter(judged)
         valid = [next(of_feasible) if violation == FEASIBLE else None for violation in violations]
@@ -280,10 +280,11 @@ class OneShot:
                     self._unread = None
                 return done
         outcomes: list[Outcome | None] = []
-        if train_batches:
-            outcomes += self._training.step(self._run, drawn, train_batches)
-        for batch in valid_batches:
-            outcomes += self._judge(feasible, batch)
+        with self.supernet.preserve_selection():
+            if train_batches:
+                outcomes += self._training.step(self._run, drawn, train_batches)
+            for batch in valid_batches:
+                outcomes += self._judge(feasible, batch)
         numbers = _candidates.gather_numbers(outcomes, self.device)
         halves = {"train": numbers[: len(drawn)], "valid": numbers[len(drawn) :]}
         ran = [name for name, batches in (("train", train_batches), ("valid", valid_batches)) if batches]
