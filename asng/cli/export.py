@@ -46,6 +46,7 @@ class ExportCommand(OutputFlags):
 def run_export(arguments: Sequence[str]) -> None:
     """`asng export`."""
     command = parse_command(ExportCommand, "export", arguments)
+    read_config(command.run)  # what is wrong with it is said first
     folder = command.out or command.run / "export"
     plan_files(folder, command.format, {})  # digits are trained first, which takes a while
     with output_of(command) as output:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from asng._checks import check_int
+from asng._files import check_writable
 from asng._progress import Progress, no_progress
 from asng._signals import delay_interrupts
 from asng._untrusted import mismatch
@@ -152,20 +153,18 @@ class _Loop:
 
     def start(self, checkpoint: Checkpoint, until_end: ExitStack) -> None:
         """Lock and load the checkpoint on rank 0; all processes continue from its state, or raise its error."""
-        loaded: Any = None
-        if _distributed.is_rank0():
-            try:
-                checkpoint.lock()
-                until_end.callback(checkpoint.release)
-                loaded = checkpoint.load()
-            except (OSError, ValueError) as error:
-                loaded = error
-        loaded = _distributed.broadcast_object(loaded)
-        if isinstance(loaded, Exception):
-            raise loaded
+
+        def lock_and_load() -> dict[str, Any] | None:
+            checkpoint.lock()
+            until_end.callback(checkpoint.release)
+            return checkpoint.load()
+
+        loaded = _distributed.call_on_rank0(lock_and_load)
         if loaded is not None:
             with checkpoint.explain_errors():
                 self.load_state_dict(loaded)
+        if len(self.history) < self._epochs:  # a finished job is read where nothing can be written
+            _distributed.call_on_rank0(lambda: check_writable(checkpoint.path))
         if checkpoint.records is not None and _distributed.is_rank0():
             checkpoint.records.restore(self.history)
 
