@@ -115,7 +115,7 @@ class BlackBox:
         self._active: dict[Hashable, frozenset[str]] = {}  # of values of which not all had an effect
         self._best: int | None = None
         self.failures_in_row = 0
-        self.last_cause: BaseException | None = None  # what the last evaluation raised
+        self.first_cause: BaseException | None = None  # what the first failed evaluation raised, since it was loaded
         self._queue: deque[Candidate] = deque()
         self.trials: dict[Trial, list[Candidate]] = {}  # in flight, with candidates of the same values
         self._judged: list[Judged] = []
@@ -200,7 +200,8 @@ class BlackBox:
         others = self.trials.pop(trial)
         if unknown := set(outcome.active or ()) - self._variables.keys():
             outcome = CallResult(math.inf, f"it returned {min(unknown)!r}, which is not in the space, as active")
-        self.last_cause = outcome.cause
+        if self.first_cause is None:
+            self.first_cause = outcome.cause
         evaluation = self._remember(trial, outcome.loss, outcome.error, outcome.active)
         if trial.start == len(self.optimizers) - 1:
             for candidate in (trial.candidate, *others):

@@ -74,12 +74,13 @@ class Lock:
             return
         make_folder_for(self._path)
         try:
-            file, locked = _open_locked(self._path, "ab")
+            with explain_write_errors(self._path):
+                file, locked = _open_locked(self._path, "ab")
         except OSError as error:
             if error.errno not in NOT_WRITABLE:
                 raise
             if os.access(self._path.parent, os.W_OK):  # a folder that cannot be written needs no lock
-                self._warn(f"{self._path}: {error.strerror}")
+                self._warn(f"{self._path}: {os.strerror(error.errno)}")
             return
         if locked:
             self._file = file
@@ -98,7 +99,7 @@ class Lock:
         """Write which process holds the lock."""
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         try:
-            with explain_full_disk(self._path):
+            with explain_write_errors(self._path):
                 file.truncate(0)
                 os.write(file.fileno(), f"process {os.getpid()} on {os.uname().nodename} since {since}".encode())
         except OSError:
@@ -154,7 +155,7 @@ def as_checkpoint_path(given: Any, example: str) -> Path:
         path = Path(given)
     except TypeError:
         raise ValueError(f"checkpoint must be the path of a file, such as {example!r}, got {given!r}") from None
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ValueError(f"the checkpoint {path} is a folder; give the path of a file, such as {path / example}")
     if path.stem.endswith(PREVIOUS):
         raise ValueError(
@@ -165,14 +166,30 @@ def as_checkpoint_path(given: Any, example: str) -> Path:
 
 def make_folder_for(path: Path) -> None:
     """Make the folder of a file, and those above it; ValueError names a file that is in the way."""
-    blocking = next((parent for parent in path.parents if parent.exists()), path.parent)
-    if blocking.exists() and not blocking.is_dir():
-        raise ValueError(f"{blocking} is a file, not a folder; choose another path than {path}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with explain_write_errors(path):
+        _nearest_folder(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raise now what a later write of this file would raise; its folder need not be there, and is not made."""
+    with explain_write_errors(path):
+        trial = _temporary_path(_nearest_folder(path) / path.name)
+        _open_locked(trial, "xb")[0].close()
+        trial.unlink(missing_ok=True)
+
+
+def _nearest_folder(path: Path) -> Path:
+    """The folder of a file, or the one above it that is there; ValueError names a file that is in the way."""
+    nearest = next((parent for parent in path.parents if parent.exists()), path.parent)
+    if nearest.exists() and not nearest.is_dir():
+        raise ValueError(f"{nearest} is a file, not a folder; choose another path than {path}")
+    return nearest
 
 
 def lock_checkpoint(path: Path) -> Lock:
     """Lock a checkpoint and remove leftovers of killed processes; ValueError names the process that holds the lock."""
+    make_folder_for(path)
     cure = "wait until it ends, or use another path"
     return Lock(path.with_name(f".{path.name}.asng-lock"), path, cure, (path.name, previous_path(path).name))
 
@@ -196,11 +213,8 @@ def atomic_write(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
     if not path.is_symlink() and (path.is_char_device() or path.is_block_device() or path.is_dir()):
         raise ValueError(f"{path} is no file but a folder or a device; give another path")
     temporary = _temporary_path(path)
-    with explain_full_disk(path):
-        try:
-            file, _ = _open_locked(temporary, "xb")
-        except OSError as error:  # which names the temporary file
-            raise OSError(error.errno, error.strerror, str(path)) from None
+    with explain_write_errors(path):
+        file, _ = _open_locked(temporary, "xb")
         try:
             with file:
                 yield file
@@ -218,20 +232,23 @@ def atomic_write(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def explain_full_disk(path: Path) -> Iterator[None]:
-    """Let the error of a full disk name the file, the folder, the space that is left, and the cure."""
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Let the error of a write name the file, the reason and the cure; of a full disk, also the space that is left."""
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno is None:
             raise
-        free = ""
-        with suppress(OSError):
-            free = f" ({shutil.disk_usage(path.parent).free:,} bytes are left)"
-        cure = "make room there; the same command, or call, continues from what was saved"
-        raise OSError(
-            error.errno, f"{error.strerror}: {path} cannot be written to the disk of {path.parent}{free}; {cure}"
-        ) from None
+        folder = next((parent for parent in path.parents if os.path.isdir(parent)), path.parent)
+        where, cure = "", "choose another path"
+        if error.errno in FULL:
+            where = f" to the disk of {folder}"
+            with suppress(OSError):
+                where += f" ({shutil.disk_usage(folder).free:,} bytes are left)"
+            cure = "make room there; the same command, or call, continues from what was saved"
+        elif error.errno in NOT_WRITABLE:
+            cure = f"choose another path, or make {folder} writable"
+        raise OSError(error.errno, f"{error.strerror}: {path} cannot be written{where}; {cure}") from None
 
 
 def is_locked(path: Path) -> bool:

@@ -20,7 +20,7 @@ class JsonCheckpoint:
     def __init__(self, given: str | PathLike[str], format: str, identity: Mapping[str, Any]) -> None:
         path = _files.as_checkpoint_path(given, "search.json")
         self._path, self._format, self._identity = path, format, _pass_through_json(identity)
-        _files.make_folder_for(path)
+        _files.check_writable(path)
         self._lock = _files.lock_checkpoint(path)
         self._next_save = time.monotonic() + MIN_INTERVAL
 

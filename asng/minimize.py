@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from asng.space import Variable
 FORMAT = "asng minimize 2"
 MAX_FAILED_POPULATIONS = 5  # in a row
 MAX_SHOWN = 6  # values in a text
+MAX_WARNED = 3  # kinds of errors
 NUMBER = re.compile(r"0x[0-9a-f]+|-?[0-9][-+.0-9e]*")  # errors of one reason differ in sizes, losses, addresses
 FIRST_REPORT, REPORT_INTERVAL = 1.0, 0.2  # seconds: quick minimizations show no progress bar
 
@@ -37,8 +39,8 @@ class Result(NamedTuple):
         evaluations: How many were made.
         stopped: Why it ended: "evaluations" (all were made), "target", "converged" (the distribution has been as narrow
             as it may become for a while), "nothing new" (all values are known, or those of ten populations),
-            "infeasible" (a thousand populations without a feasible new candidate), "callback", "interrupted" (Ctrl-C or
-            SIGTERM), "failures" (five populations in a row failed) or "executor" (it broke).
+            "infeasible" (a thousand populations without a feasible new candidate), "callback", "interrupted" (Ctrl-C,
+            SIGTERM or SIGHUP), "failures" (five populations in a row failed) or "executor" (it broke).
         history: All evaluations, in the order in which they ended.
         optimizer: Can be inspected or continued. After restarts it is the one that found the lowest loss.
 
@@ -65,7 +67,7 @@ class Result(NamedTuple):
 
 
 class EvaluationError(RuntimeError):
-    """No evaluation gave a finite loss; `__cause__` is what the last one raised.
+    """No evaluation gave a finite loss; `__cause__` is what the first one raised, if it was in this process.
 
     Attributes:
         history: The evaluations, with their errors.
@@ -78,7 +80,7 @@ class EvaluationError(RuntimeError):
     ...     asng.minimize(lambda values: 1 / 0, {"n": asng.Integer(1, 9)}, evaluations=3, seed=0)
     ... except asng.EvaluationError as error:
     ...     print(error)
-    none of 3 evaluations gave a finite loss; the last one: ZeroDivisionError: division by zero
+    none of 3 evaluations gave a finite loss; 3 failed, the first one: ZeroDivisionError: division by zero
     """
 
     history: list[Evaluation]
@@ -103,10 +105,11 @@ def minimize(
     restarts: int | None = None,
     progress: bool = True,
 ) -> Result:
-    """Minimize a black box over a space. Ctrl-C and SIGTERM end it early with the result so far.
+    """Minimize a black box over a space. Ctrl-C, SIGTERM and SIGHUP end it early with the result so far.
 
     An evaluation that raises, dies, takes longer than `timeout`, or returns None, NaN, -infinity or no number is one
-    evaluation with the worst loss; a warning says why, once for reasons that differ in numbers alone.
+    evaluation with the worst loss; a warning says why, once for reasons that differ in numbers alone, and of three
+    reasons at most.
 
     Args:
         f: Called with a dict of values; returns a number, lower is better. Where not all values had an effect, it may
@@ -127,21 +130,23 @@ def minimize(
             the first violated one. Infeasible candidates are not evaluated, and rank behind all feasible ones by
             violation.
         callback: Called with every `Evaluation`; ends the minimization by returning True.
-        checkpoint: A file that the state is saved to, after every evaluation but at most once a second. The same call
-            continues from it, also with more evaluations.
+        checkpoint: A file that the state is saved to, after every evaluation but at most once a second, and at the end.
+            The same call continues from it, also with more evaluations. By default nothing is saved.
         target: Ends the minimization at a loss that is not above it.
-        timeout: Seconds that an evaluation by an executor may take, without the start of its process.
+        timeout: Seconds that an evaluation by an executor may take, without the start of its process; by default any.
         restarts: How often to start over, with twice the population (1,000 at most), once converged or without
             anything new; by default as often as evaluations allow, and never where losses are noisy. In a space of
             up to 10,000 values the last restart evaluates those that are left, in random order.
-        progress: Show a progress bar, if stderr is a terminal.
+        progress: Show a progress bar after a second, if stderr is a terminal; and a line where it continues.
 
     Returns:
         The best values, their loss, the mode, why it stopped, all evaluations, and the optimizer.
 
     Raises:
         ValueError: An argument does not fit, or the checkpoint is of another minimization, in use or damaged.
+        OSError: The checkpoint cannot be written; before the first evaluation, except for a disk that becomes full.
         EvaluationError: No evaluation gave a finite loss.
+        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came before the first finite loss.
 
     >>> import asng
     >>> space = {"op": asng.Categorical(["add", "mul"]), "n": asng.Integer(1, 9)}
@@ -159,6 +164,8 @@ def minimize(
     elif timeout is not None:
         raise ValueError(f"timeout={timeout!r} needs an executor, such as ProcessPoolExecutor(1): f cannot be stopped")
     with sigterm_as_interrupt(), _open_checkpoint(run, checkpoint) as save, _delayed_progress(progress) as report:
+        if progress and 0 < len(run.history) < evaluations:
+            sys.stderr.write(f"minimize: continues after evaluation {len(run.history)} of {evaluations}\n")
         try:
             stopped = _evaluate(run, evaluator, evaluations, target, callback, save, report)
         except KeyboardInterrupt:
@@ -200,10 +207,11 @@ def _evaluate(
         for trial, outcome in evaluator.wait():
             evaluation = run.record(trial, outcome)
             reason = NUMBER.sub("", evaluation.error)
-            if reason and reason not in warned:
+            if reason and reason not in warned and len(warned) < MAX_WARNED:
                 warned.add(reason)
                 shown = f"evaluation {len(run.history)} of {_format_values(evaluation.values)}"
-                warnings.warn(f"{shown} failed and ranks last: {evaluation.error}", stacklevel=3)
+                rest = "; other errors are in the history alone" if len(warned) == MAX_WARNED else ""
+                warnings.warn(f"{shown} failed and ranks last: {evaluation.error}{rest}", stacklevel=3)
             returned = None if callback is None else callback(evaluation)
             is_over |= isinstance(returned, (bool, np.bool_)) and bool(returned)
         best = "" if run.best is None else f", best {run.best.loss:g}"
@@ -217,13 +225,15 @@ def _evaluate(
 
 def _result(run: BlackBox, stopped: str) -> Result:
     if run.best is None:
-        n, last = len(run.history), run.history[-1] if run.history else None
+        n, errors = len(run.history), [each.error for each in run.history if each.error]
         why = "the executor broke" if stopped == "executor" else "no candidate met the limits"
-        if last is not None:
-            why = f"the last one: {last.error or last.loss}"
+        if errors:
+            why = f"{len(errors)} failed, the first one: {errors[0]}"
+        elif n:
+            why = "all losses were infinite"
         error = EvaluationError(f"none of {n} evaluations gave a finite loss; {why}")
         error.history, error.optimizer = run.history, run.optimizer
-        raise error from run.last_cause
+        raise error from run.first_cause
     if stopped == "failures":
         why = run.history[-1].error or "the loss is infinite"
         warnings.warn(f"minimize ends early: the last {run.failures_in_row} evaluations failed: {why}", stacklevel=3)

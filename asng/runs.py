@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, get_type_hints
 
 from asng import __version__
-from asng._files import RUN_FORMAT, Lock, atomic_write, differences, explain_full_disk, make_folder_for
+from asng._files import (
+    RUN_FORMAT,
+    Lock,
+    atomic_write,
+    check_writable,
+    differences,
+    explain_write_errors,
+    make_folder_for,
+)
 from asng._untrusted import mismatch, read_bytes, read_json, read_json_lines, shorten
 
 CONFIG = "config.json"
@@ -54,6 +62,7 @@ class Run:
         self.folder: Path = Path(folder)
         self.config: dict[str, Any] = json.loads(json.dumps(config))  # as it is read back
         self._lines = self.folder / lines
+        check_writable(self.folder / CONFIG)
         make_folder_for(self.folder / CONFIG)
         cure = "wait until it ends, or use another folder (--out)"
         self._lock = Lock(self.folder / LOCK, self.folder, cure)
@@ -82,7 +91,9 @@ class Run:
             write_json(self.folder / CONFIG, self.config)
         for path in written:
             if path.exists():
-                os.truncate(path, read_bytes(path).rfind(b"\n") + 1)  # drops a torn line
+                end = read_bytes(path).rfind(b"\n") + 1
+                with explain_write_errors(path):
+                    os.truncate(path, end)  # drops a torn line
         _append(self.folder / ENVIRONMENT, {**describe_environment(), "flags": dict(flags)})
 
     def renew(self) -> None:
@@ -149,7 +160,7 @@ def _restore(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _append(path: Path, record: Mapping[str, Any]) -> None:
-    with explain_full_disk(path), open(path, "ab") as file:
+    with explain_write_errors(path), open(path, "ab") as file:
         file.write(_to_line(record))
         file.flush()
         os.fsync(file.fileno())

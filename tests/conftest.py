@@ -47,3 +47,10 @@ def same_numbers():
     import torch  # not for tests of what needs NumPy alone
 
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working directory that others may enter; those above it may be closed to them."""
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)

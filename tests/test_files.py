@@ -14,6 +14,7 @@ import pytest
 
 from asng import _files
 from asng._files import Lock, atomic_write, remove_leftovers
+from tests.helpers.permissions import drop_privileges
 
 fcntl = pytest.importorskip("fcntl")
 pytestmark = pytest.mark.slow
@@ -200,26 +201,6 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
     held.renew()
     held.release()
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """A working directory that others may enter; those above it may be closed to them."""
-    tmp_path.chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-
-
-@contextmanager
-def drop_privileges():
-    """Permissions count, also where the tests are run by root."""
-    root = os.geteuid() == 0
-    if root:
-        os.setresuid(65534, 65534, 0)
-    try:
-        yield
-    finally:
-        if root:
-            os.setresuid(0, 0, 0)
 
 
 @pytest.mark.usefixtures("here")

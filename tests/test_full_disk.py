@@ -65,8 +65,9 @@ def test_a_line_that_does_not_fit_is_dropped_when_the_run_continues(tmp_path):
         assert run.results() == [{"n": 1}, {"n": 2}]
 
 
-def test_another_error_of_a_write_stays_what_it_is(tmp_path):
-    with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "nowhere" / "file"):
+def test_another_error_of_a_write_is_of_the_same_class(tmp_path):
+    message = "nowhere/file cannot be written; choose another path"
+    with pytest.raises(FileNotFoundError, match=message), atomic_write(tmp_path / "nowhere" / "file"):
         pass
 
 

@@ -120,7 +120,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with suppress(OSError):  # nothing is left to be written at the exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
-    except (ValueError, OSError) as error:
+    except OSError as error:  # without its number
+        path = "" if error.filename is None else f"{error.filename}: "
+        _fail(f"{path}{error.strerror}" if error.strerror else str(error), WRONG_INPUT)
+    except ValueError as error:
         _fail(str(error), WRONG_INPUT)
     except KeyboardInterrupt:
         atexit.register(ignore_signals)  # another one would only disturb the exit

@@ -46,6 +46,7 @@ class ExportCommand(OutputFlags):
 def run_export(arguments: Sequence[str]) -> None:
     """`asng export`."""
     command = parse_command(ExportCommand, "export", arguments)
+    refuse_own_search(command)
     folder = command.out or command.run / "export"
     plan_files(folder, command.format, {})  # digits are trained first, which takes a while
     with output_of(command) as output:
@@ -62,6 +63,22 @@ def run_export(arguments: Sequence[str]) -> None:
         print_lines(*(f"{name:<12} {path} ({path.stat().st_size:,} bytes)" for name, path in files.items()))
         output |= {"weights": found.weights, "inputs": found.inputs, "files": files}
         output.line = f"Exported: {folder}"
+
+
+def refuse_own_search(command: ExportCommand) -> None:
+    """Raise ValueError that says how a search of the user's own is exported, whose model only their program has."""
+    run = command.run
+    if run.is_file():
+        what = f"{run} is a file, not the folder of a run; if it is the checkpoint of a nas.search"
+    elif read_config(run).get("kind") == "search" and "experiment" not in read_config(run):
+        what = f"{run} is a search of your own, saved without weights"
+    else:
+        return
+    folder = str(command.out or run.with_suffix("") / "export")
+    raise ValueError(
+        f"{what}, export its result in Python: nas.export(result.model, {folder!r}, inputs, values=result.values), "
+        "where inputs are a batch for the model; the same nas.search call with its checkpoint returns result again"
+    )
 
 
 def load_run(folder: Path, data: Path | None) -> Exportable:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from asng._files import check_writable
 from asng.cli import terminal
 from asng.cli.flags import parse_command
 from asng.cli.terminal import Output, OutputFlags, SeedFlags
@@ -15,7 +16,7 @@ from asng.experiments._image_runs import evaluate, retrain, search
 from asng.experiments._images import data_folder
 from asng.experiments._task import DataSettings, Task
 from asng.report._command import to_flags
-from asng.runs import ARCHITECTURE, CHECKPOINT, read_config, settings_from_config
+from asng.runs import ARCHITECTURE, CHECKPOINT, CONFIG, read_config, settings_from_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +130,7 @@ def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
     config = read_config(flags.run, task.name, needs=CHECKPOINT)  # before anything slow
     of_search = config.get("kind") == "search"
     settings_from_config(task.search_settings if of_search else task.train_settings, config, flags.run)  # likewise
+    check_writable(flags.run / CONFIG)
     with terminal.output_of(flags) as output:
         with terminal.command_progress_bar(task.loading) as progress:
             loaded = task.load_for_test(flags.where, config, flags.settings, progress)
@@ -157,6 +159,8 @@ def _fill(output: Output, folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def _load_task(task: type[Task], flags: Any) -> Task:
+    if not flags.dry_run:  # before the data, which may take minutes
+        check_writable((flags.out or getattr(flags, "run", None) or Path("runs")) / CONFIG)
     with terminal.command_progress_bar(task.loading) as progress:
         load = task.load_for_estimate if flags.dry_run else task.load
         loaded = load(flags.where, progress)

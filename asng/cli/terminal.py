@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -154,7 +155,7 @@ def tensorboard(flags: SeedFlags, folder: Path) -> Callable[[Any], None] | None:
 @contextmanager
 def command_progress_bar(title: str, folder: Path | None = None, console: Console = console) -> Iterator[Progress]:
     """The bar of a command; says if the run in the folder was finished before, and on Ctrl-C how to continue it."""
-    was_finished = folder is not None and (folder / SUMMARY).exists()
+    was_finished = folder is not None and os.path.exists(folder / SUMMARY)  # False, too, where it cannot be entered
     try:
         with _progress.progress_bar(title, console) as progress:
             yield progress

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import os
 import re
 import zipfile
 from collections import OrderedDict
@@ -141,7 +142,7 @@ class Checkpoint:
     def lock(self) -> None:
         """Refuse other writers until `release`; raises ValueError if there is one."""
         if self.records is None:  # otherwise their folder is locked
-            self.path = self.path.resolve() if self.path.is_symlink() else self.path  # the link stays
+            self.path = self.path.resolve() if os.path.islink(self.path) else self.path  # the link stays
             self._lock = _files.lock_checkpoint(self.path)
 
     def release(self) -> None:
@@ -151,7 +152,7 @@ class Checkpoint:
 
     def load(self) -> dict[str, Any] | None:
         """The saved state, or None; raises ValueError if it has another identity."""
-        if not self.path.exists():
+        if not os.path.exists(self.path):  # False, too, where the folder cannot be entered
             return None
         state = load(self.path)
         with self.explain_errors():

@@ -5,9 +5,9 @@ whose statistics are those of several processes.
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,9 @@ if dist.is_available():
     # Its functions keep the process group that there is when they are defined, by their default arguments. Torch
     # loads it with the first optimizer; if that is made after the group, gloo's threads may not end before the process.
     import torch.distributed.nn
+
+
+ResultT = TypeVar("ResultT")
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -44,6 +47,20 @@ def broadcast_object(value: Any) -> Any:
     if is_distributed():
         dist.broadcast_object_list(box, 0)
     return box[0]
+
+
+def call_on_rank0(function: Callable[[], ResultT]) -> ResultT:
+    """Call a function of files on rank 0; all processes return what it returned, or raise what it raised."""
+    outcome: Any = None
+    if is_rank0():
+        try:
+            outcome = function()
+        except (OSError, ValueError) as error:
+            outcome = error
+    outcome = broadcast_object(outcome)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome  # type: ignore[no-any-return]
 
 
 def gather_objects(value: Any) -> list[Any]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from asng._checks import check_int
+from asng._files import check_writable
 from asng._progress import Progress, no_progress
 from asng._signals import delay_interrupts
 from asng._untrusted import mismatch
@@ -24,6 +25,7 @@ from asng.nas import _distributed
 from asng.nas._candidates import finite_mean
 from asng.nas._checkpoints import Checkpoint, short_reason
 
+CONTINUES = "continues"  # the first word of a job that was resumed
 STATUS_INTERVAL = 0.5  # seconds; reading a number makes the host wait for the GPU
 
 Number = float | Tensor
@@ -114,6 +116,7 @@ def run_job(
     with delay_interrupts() as interrupted, ExitStack() as until_end:
         if checkpoint is not None:
             loop.start(checkpoint, until_end)
+            loop.report_start(progress)
         while len(loop.history) < epochs:
             try:
                 is_over = False
@@ -152,22 +155,25 @@ class _Loop:
 
     def start(self, checkpoint: Checkpoint, until_end: ExitStack) -> None:
         """Lock and load the checkpoint on rank 0; all processes continue from its state, or raise its error."""
-        loaded: Any = None
-        if _distributed.is_rank0():
-            try:
-                checkpoint.lock()
-                until_end.callback(checkpoint.release)
-                loaded = checkpoint.load()
-            except (OSError, ValueError) as error:
-                loaded = error
-        loaded = _distributed.broadcast_object(loaded)
-        if isinstance(loaded, Exception):
-            raise loaded
+
+        def lock_and_load() -> dict[str, Any] | None:
+            checkpoint.lock()
+            until_end.callback(checkpoint.release)
+            return checkpoint.load()
+
+        loaded = _distributed.call_on_rank0(lock_and_load)
         if loaded is not None:
             with checkpoint.explain_errors():
                 self.load_state_dict(loaded)
+        if len(self.history) < self._epochs:  # a finished job is read where nothing can be written
+            _distributed.call_on_rank0(lambda: check_writable(checkpoint.path))
         if checkpoint.records is not None and _distributed.is_rank0():
             checkpoint.records.restore(self.history)
+
+    def report_start(self, progress: Progress) -> None:
+        """Say where a job continues; nothing of one that begins or is finished."""
+        if self._index and len(self.history) < self._epochs:
+            progress(self._fraction(), f"{CONTINUES} {self._position()}", line=True)
 
     def step(self, progress: Progress) -> bool:
         """Do a step; False at the end of the epoch."""
@@ -246,11 +252,14 @@ class _Loop:
             error.add_note(where)
 
     def how_to_continue(self) -> str:
-        epoch = self._epoch
-        where = f"stopped in {self._unit} {min(epoch.number, self._epochs)} of {self._epochs} after step {epoch.steps}"
+        where = f"stopped {self._position()}"
         if self._checkpoint is None:
             return f"{where}; nothing was saved, since no checkpoint was given"
         return f"{where}; saved in {self._checkpoint.path}: the same call continues from there"
+
+    def _position(self) -> str:
+        epoch = self._epoch
+        return f"in {self._unit} {min(epoch.number, self._epochs)} of {self._epochs} after step {epoch.steps}"
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last complete step, except for what a later failed step did to the job."""

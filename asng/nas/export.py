@@ -3,6 +3,7 @@
 import copy
 import io
 import logging
+import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from asng import __version__, fused
-from asng._files import as_path, atomic_write, make_folder_for
+from asng._files import as_path, atomic_write, check_writable, make_folder_for
 from asng._untrusted import shorten
 from asng.nas._checkpoints import short_reason
 from asng.nas._checks import check_module, unwrap
@@ -104,8 +105,9 @@ def plan_files(folder: Any, formats: Collection[str] | None, values: Values | No
     """The file of each format; raises as `export` does, before anything takes long."""
     paths = {name: as_path(folder, "folder") / FILES[name] for name in _check_formats(formats, values)}
     for path in paths.values():
-        if path.exists() or path.is_symlink():
+        if os.path.lexists(path):
             raise ValueError(f"{path} exists already and is not overwritten; choose another folder, or remove it")
+        check_writable(path)
     return paths
 
 

@@ -25,7 +25,7 @@ from asng.nas._candidates import Judge, LossFn, Step
 from asng.nas._checkpoints import Checkpoint
 from asng.nas._checks import check_arguments, check_batches, check_decisions
 from asng.nas._loader_job import LoaderJob, Schedules, length_of
-from asng.nas._loop import run_job
+from asng.nas._loop import CONTINUES, run_job
 from asng.nas._measures import ForwardMeasure
 from asng.nas.limits import Limit
 from asng.nas.oneshot import Batch, OneShot
@@ -66,26 +66,29 @@ def search(
     The model itself is trained, and the architecture found is selected in it on return. Under torchrun the candidates
     are sharded over the processes, as in `OneShot`, and all of them are given the batches of rank 0.
 
-    With a `checkpoint` the state is saved after every epoch and at Ctrl-C or SIGTERM, and the same call
-    continues from there; on the CPU it ends with the same bits as without a pause. For that the batches may
+    Ctrl-C, SIGTERM and SIGHUP end it by KeyboardInterrupt after the running step; a second one does not wait for that.
+
+    With a `checkpoint` the state is saved after every epoch and at such an interrupt, and the same call continues from
+    there, also with more epochs; on the CPU it ends with the same bits as without a pause. For that the batches may
     depend on torch's, NumPy's and Python's global random numbers and on a loader's own generator, and
     on nothing else that changes, such as workers that persist. The order of `valid_loader` may depend on these
     only as they are when a pass over it begins, as in DataLoaders, since a pass is resumed without `train_loader`.
 
     A second process with the same checkpoint is refused while the first one runs. So is the checkpoint of
-    another search: of a model with other weights (names and shapes), another arch_optimizer (method, settings,
-    population_size, seed, initial) or weight_optimizer (class, hyperparameters), lr_scheduler (class, numbers, names
-    of functions, interval) or epochs of the default one, limits (numbers, names of measures, example inputs), judge
-    (its name), max_grad_norm, amp_dtype, mask_inactive, seed, or data (class, length and batch size of `train_loader`
-    and `valid_loader`, of a DataLoader also the class of its sampler and the class and length of its data set).
-    The loss, the layers without weights, what functions compute and what the data hold are not compared.
+    another search: of a model with other weights (names, shapes, which ones are frozen), another arch_optimizer
+    (method, settings, population_size, seed, initial) or weight_optimizer (class, hyperparameters), lr_scheduler
+    (class, numbers, names of functions, interval) or fewer epochs of the default one, limits (numbers, names of
+    measures, example inputs), judge (its name), max_grad_norm, amp_dtype, mask_inactive, sync_batchnorm, seed, or data
+    (class, length, batch size and drop_last of `train_loader` and `valid_loader`, of a DataLoader also the class of its
+    sampler and the class and length of its data set). The loss, the layers without weights, what functions compute and
+    what the data hold are not compared.
 
-    A search is continued by the same call with more epochs. The default schedule ends as it was planned and then
-    starts over, from the initial learning rate to 0 in the epochs that are added, so that a search that was interrupted
-    ends as one that was finished first. An lr_scheduler of your own goes on as it is.
+    With more epochs the default schedule ends as it was planned and then starts over, from the initial learning rate
+    to 0 in the epochs that are added, so that a search that was interrupted ends as one that was finished first. An
+    lr_scheduler of your own goes on as it is.
 
     An error in a step or in loading is raised after the state has been saved as it was after the last
-    complete step; a note on it says where. The same call repeats the step that failed, with the same
+    complete step; a note on it says where. The step that failed is then repeated with the same
     batches and candidates: bit for bit where it failed in loading or training the weights (running
     statistics aside), and with weights that have moved already where it failed in judging. NumPy's
     and Python's RNG states are not restored.
@@ -121,19 +124,23 @@ def search(
         checkpoint: The path of a file to save to and to resume from; by default nothing is saved. The one before the
             newest is kept beside `name.pt` as `name.asng-previous.pt`.
         callback: Called with the `Step` after each step, and with the record of each epoch, a dict, after it is in
-            the history and before it is saved; of several processes in all. It ends the search by returning True; the
-            same call then continues from the checkpoint. After a step the epoch is left unfinished, without a record.
-        progress: Show a progress bar on stderr, on rank 0; where that is no terminal, a line after every epoch.
-        seed: An integer of at least 0 for the architectures drawn and the order of the batches: while batches are
-            loaded, torch's global generator has an RNG state of their own.
+            the history and before it is saved; of several processes in all. It ends the search by returning True,
+            which saves, too. After a step the epoch is left unfinished, without a record.
+        progress: Show a progress bar on stderr, on rank 0, and where the search continues; where that is no terminal, a
+            line after every epoch.
+        seed: An integer of at least 0 for what the default `arch_optimizer` draws and for the order of the batches:
+            while batches are loaded, torch's global generator has an RNG state of their own.
 
     Returns:
         The most likely feasible architecture, its extracted network, and the history. A warning says so if there were
         too few steps to decide.
 
     Raises:
-        ValueError: An argument does not fit, the model cannot be searched, or the checkpoint belongs to another search.
+        ValueError: An argument does not fit, the model cannot be searched, the checkpoint is of another search, in use
+            or damaged, or all losses of an epoch were NaN or infinite.
+        OSError: The checkpoint cannot be written; before the first step, except for a disk that becomes full.
         RuntimeError: Every candidate of five steps in a row ran out of memory.
+        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came.
 
     >>> from asng import nas
     >>> x = torch.linspace(-1, 1, 32)[:, None]
@@ -213,12 +220,16 @@ def _check_loader(name: str, batches: Iterable[Batch], epochs: int) -> None:
 
 @contextmanager
 def _search_progress(wanted: bool) -> Iterator[Progress]:
-    """A bar without lines that stay; where there is no terminal, only the lines."""
+    """A bar, without lines of epochs; where there is no terminal, only lines."""
     if not wanted:
         yield no_progress
         return
     with progress_bar("search") as bar:
-        yield _log_lines if bar is no_progress else lambda fraction, text="", *, line=False: bar(fraction, text)
+
+        def show(fraction: float, text: str = "", *, line: bool = False) -> None:
+            bar(fraction, text, line=line and text.startswith(CONTINUES))
+
+        yield _log_lines if bar is no_progress else show
 
 
 def _log_lines(fraction: float, text: str = "", *, line: bool = False) -> None:

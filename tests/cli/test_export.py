@@ -1,12 +1,15 @@
 """`asng export`: networks of runs of all experiments, in a process without asng."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from asng import nas
 from asng._progress import no_progress
@@ -19,6 +22,7 @@ from asng.nas._loop import run_job
 from asng.nas.export import FILES
 from tests.helpers.commands import refusal, run, unexplained_flags
 from tests.helpers.elsewhere import WITH_ONNXRUNTIME, WITH_SOURCE, WITH_TORCH, run_elsewhere
+from tests.helpers.searches import run_search
 from tests.helpers.small_cifar10 import random_files, release_of, write
 
 pytestmark = pytest.mark.slow
@@ -171,6 +175,24 @@ def test_the_help_explains_all_flags_with_examples():
 def test_a_run_without_a_network_is_refused_in_one_line(config, message, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert message in refusal("export", str(tmp_path))
+
+
+@pytest.mark.parametrize("given", ["mine", "mine.pt"])
+def test_a_search_of_ones_own_is_told_the_call_that_exports_it(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = nn.Sequential(nn.Linear(4, 8), nas.OneOf("act", [nn.ReLU(), nn.Tanh()]), nn.Linear(8, 3))
+    result = run_search(model, checkpoint="mine.pt")
+    result.save("mine")
+    said = refusal("export", given)
+    assert said.startswith(
+        {"mine": "mine is a search of your own", "mine.pt": "mine.pt is a file, not the folder"}[given]
+    )
+    (call,) = re.findall(r"nas\.export\(.*?\)", said)
+    files = eval(call, {"nas": nas, "result": result, "inputs": torch.zeros(3, 4)})
+    assert {path.parent for path in files.values()} == {Path("mine/export")}
+    assert (
+        nas.from_json(Path("mine/export/architecture.json").read_text(), result.arch_optimizer.space) == result.values
+    )
 
 
 def test_a_damaged_checkpoint_is_refused(runs, tmp_path):

@@ -71,7 +71,8 @@ def test_an_error_without_any_finite_loss_carries_the_optimizer(loss):
 
 @pytest.mark.filterwarnings("ignore:evaluation")
 def test_a_function_that_never_works_is_given_up_soon():
-    with pytest.raises(EvaluationError, match="none of 20 evaluations gave a finite loss; the last one: KeyError: 'm'"):
+    message = "none of 20 evaluations gave a finite loss; 20 failed, the first one: KeyError: 'm'"
+    with pytest.raises(EvaluationError, match=message):
         minimize(lambda v: v["m"], WIDE, evaluations=10_000)
 
 
@@ -114,6 +115,31 @@ def test_an_exception_without_a_text_costs_one_evaluation():
 
     with pytest.warns(UserWarning, match="failed and ranks last: Untold$"):
         assert minimize(fail, LINE, evaluations=50, seed=0).values["n"] in (3, 5)
+
+
+def test_of_failures_that_all_differ_three_are_warned_of_and_the_first_one_ends_it():
+    words = iter(["one", "two", "three", "four", "five", "six"])
+
+    def fail(values):
+        word = next(words)
+        if word == "two":
+            return math.inf  # the worst loss, but no failure
+        raise ValueError(word)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(EvaluationError) as raised:
+            minimize(fail, WIDE, evaluations=6, seed=0)
+    warned = [str(warning.message).partition("last: ")[2] for warning in caught]
+    last = "ValueError: four; other errors are in the history alone"
+    assert warned == ["ValueError: one", "ValueError: three", last]
+    assert str(raised.value) == "none of 6 evaluations gave a finite loss; 5 failed, the first one: ValueError: one"
+    assert str(raised.value.__cause__) == "one"
+
+
+def test_without_a_failure_the_error_says_that_losses_were_infinite():
+    with pytest.raises(EvaluationError, match="none of 5 evaluations gave a finite loss; all losses were infinite"):
+        minimize(lambda v: math.inf, WIDE, evaluations=5)
 
 
 def test_failures_that_differ_in_numbers_alone_warn_once():

@@ -297,3 +297,14 @@ def test_a_refused_checkpoint_is_not_locked_afterwards(tmp_path):
     with pytest.raises(ValueError, match="or delete it to start over"):
         minimize(loss, BLEND, **SETTINGS, checkpoint=tmp_path / "state.json")
     lock_checkpoint(tmp_path / "state.json").release()
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_continued_minimization_says_where_if_progress_is_wanted(progress, tmp_path, capsys):
+    def run(evaluations):
+        minimize(loss, BLEND, evaluations=evaluations, seed=0, checkpoint=tmp_path / "state.json", progress=progress)
+        return capsys.readouterr()
+
+    assert run(20) == ("", "")  # it begins
+    assert run(30) == ("", "minimize: continues after evaluation 20 of 30\n" if progress else "")
+    assert run(30) == ("", "")  # it was finished

@@ -318,11 +318,11 @@ def test_the_status_of_a_job_is_shown_between_lines_and_asked_then_only(tmp_path
 
 
 def test_a_run_that_goes_on_shows_how_far_it_was(tmp_path):
-    fractions = []
+    shown = []
     with pytest.raises(KeyboardInterrupt):
         run(Noisy(interrupt_at=7), tmp_path)
-    run(Noisy(), tmp_path, progress=lambda fraction, text, line=False: fractions.append(fraction))
-    assert fractions == [2 / 3, 1.0]
+    run(Noisy(), tmp_path, progress=lambda fraction, text, line=False: shown.append((fraction, text.split(",")[0])))
+    assert shown == [(8 / 15, "continues in epoch 2 of 3 after step 3"), (2 / 3, "epoch 2"), (1.0, "epoch 3")]
 
 
 def test_an_epoch_takes_the_mean_of_what_is_finite_wherever_it_lies():

@@ -8,6 +8,7 @@ import math
 import random
 import re
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from asng import ASNG, Categorical, Integer, Normal, Real, nas
 from asng.nas import Decision, OneOf, OneShot, SearchResult, select, space_of, top
 from asng.nas.result import probability
-from tests.helpers.searches import Net, batches, cross_entropy, data, outcome, run_search, same
+from tests.helpers.searches import Net, batches, cross_entropy, data, interrupt_at, outcome, run_search, same
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
 
@@ -302,6 +303,25 @@ def test_without_a_terminal_there_is_a_line_after_every_epoch(rich, monkeypatch,
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in lines] == [f"search: epoch {epoch}" for epoch in (1, 2, 3)]
     assert all("train loss" in line and "valid loss" in line for line in lines)
+
+
+@pytest.mark.usefixtures("plain_environment")
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_continued_search_says_where_if_progress_is_wanted(stream, progress, monkeypatch, tmp_path):
+    pytest.importorskip("rich")
+
+    def run(epochs, loss_fn=cross_entropy):
+        monkeypatch.setattr(sys, "stderr", text := stream())
+        with suppress(KeyboardInterrupt):
+            run_search(loss_fn=loss_fn, epochs=epochs, checkpoint=tmp_path / "search.pt", progress=progress)
+        return re.findall(r"(?:search: )?continues.*", text.getvalue())
+
+    prefix = "" if stream is Terminal else "search: "
+    assert run(2, interrupt_at(14)) == []  # it begins
+    assert run(2) == ([f"{prefix}continues in epoch 1 of 2 after step 4"] if progress else [])
+    assert run(2) == []  # it was finished
+    assert run(3) == ([f"{prefix}continues in epoch 3 of 3 after step 0"] if progress else [])
 
 
 def test_without_rich_progress_is_a_line_in_ten_seconds(monkeypatch):

@@ -181,7 +181,7 @@ def read_faces(folder: Path, size: int = 64, progress: Progress = no_progress) -
             np.savez(file, images=made.images, index=json.dumps([fingerprint, made.names, made.damaged]))
     except OSError as error:
         raise ValueError(
-            f"{path} cannot be written ({error.strerror}); name another folder by XDG_CACHE_HOME"
+            f"{path} cannot be written ({os.strerror(error.errno or 0)}); name another folder by XDG_CACHE_HOME"
         ) from None
     progress(1.0)
     return made
