@@ -101,7 +101,7 @@ class _KeepUnused(torch.autograd.Function):
 def _clear_used(weight: Tensor, used: Sequence[Tensor], first: int, maps: int) -> Tensor:
     from asng.fused import _maps_kernels as kernels
 
-    result, numbers = torch.empty_like(weight), [*used, *used[:1] * (MAX_USED - len(used))]
+    result, numbers = torch.empty_like(weight), [*used, *[used[0]] * (MAX_USED - len(used))]
     with device_of(weight):
         kernels.clear_used[(-(-weight.numel() // BLOCK),)](
             *(*numbers, weight, result, weight.numel(), weight.shape[1], first, maps, BLOCK)

@@ -38,8 +38,8 @@ class Placement(AbstractContextManager["Placement"]):
 
     def find(self, tensor: Tensor) -> int | None:
         """The number of the result that is a tensor, after a first run; None if there is none."""
-        key = tensor.data_ptr(), _layout(tensor)
-        return next((n for n, result in enumerate(self._results) if (result.data_ptr(), _layout(result)) == key), None)
+        key = tensor.data_ptr(), layout(tensor)
+        return next((n for n, result in enumerate(self._results) if (result.data_ptr(), layout(result)) == key), None)
 
     def leave_out_placed(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Tensors of which those that are placed results become None; raises RuntimeError if one is missing there."""
@@ -54,7 +54,7 @@ class Placement(AbstractContextManager["Placement"]):
             return result, False
         target = self._tensors.get(self._number)
         self._number += 1
-        if target is None or _layout(target) != _layout(result):
+        if target is None or layout(target) != layout(result):
             return result, False
         self._placed.add(target.data_ptr())
         return target.data, self._adds  # not detach(): autograd refuses views of what others write to
@@ -75,12 +75,12 @@ def find_added_gradients(tensors: Sequence[Tensor]) -> list[Tensor] | None:
     Such a tensor comes from a function that keeps its gradient as `added_gradient`, zero until the backward pass.
     """
     gradients = [getattr(tensor.grad_fn, "added_gradient", None) for tensor in tensors]
-    found = [g for g, x in zip(gradients, tensors, strict=True) if g is not None and _layout(g) == _layout(x)]
+    found = [g for g, x in zip(gradients, tensors, strict=True) if g is not None and layout(g) == layout(x)]
     return found if len({g.data_ptr() for g in found}) == len(tensors) else None  # all, and none twice
 
 
-def _layout(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+def layout(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def place(result: Tensor) -> tuple[Tensor, bool]:

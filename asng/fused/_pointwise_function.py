@@ -164,12 +164,12 @@ class PointwiseFunction(PlacingFunction):
         row = row_of(first)
         maps = tuple(to_rows(x, row) for x in maps)
         size = ConvSizes(images * height * width, number, inputs, row, channels, align(channels), width)
-        y, _ = place_rows((images, channels, height, width), first.new_empty(0, dtype=dtype))
+        y, adds = place_rows((images, channels, height, width), first.new_empty(0, dtype=dtype))
         counters = torch.empty(COUNTERS, dtype=torch.int32, device=first.device) if save else None
         with device_of(first):
             z, moments = multiply(maps, pointwise, size, dtype, reading, cleared=counters)
             saved = torch.empty(2, channels, device=first.device)
-            apply_norm(z, y, norm, saved, size, moments)
+            apply_norm(z, y, norm, saved, size, moments, adds=adds)
         if norm.running_mean is not None and norm.running_var is not None:
             torch.autograd.graph.increment_version([norm.running_mean, norm.running_var])
         if save:
@@ -233,16 +233,18 @@ def multiply(
     return z, partials.read(size.pixels, block).merge(moments=True)
 
 
-def apply_norm(z: Tensor, y: Tensor, norm: Norm, saved: Tensor, size: ConvSizes, moments: Moments) -> None:
-    """Write the normalized results, and the moments that the backward pass needs."""
+def apply_norm(
+    z: Tensor, y: Tensor, norm: Norm, saved: Tensor, size: ConvSizes, moments: Moments, *, adds: bool
+) -> None:
+    """Write the normalized results, or add them, and write the moments that the backward pass needs."""
     split = Split.of(size.pixels, size.row)
     _norm_kernels.batch_norm_forward[split.chunks, split.groups](
-        *(z, None, moments.partial, *norm[:4], saved, y, *moments.arguments),
+        *(z, y if adds else None, moments.partial, *norm[:4], saved, y, *moments.arguments),
         *(norm.eps, norm.momentum, split.chunk, size.channels, size.row, size.row),
         *(*split[4:7], power_of_two(len(moments.partial))),
         AFFINE=norm.weight is not None,
         TRACK=norm.running_mean is not None,
-        ADD=False,
+        ADD=adds,
         RELU=False,
         num_warps=split.warps,
     )

@@ -115,11 +115,11 @@ class _AvgPool(PlacingFunction):
         from asng.fused import _pool_kernels as kernels
 
         ctx.shape, ctx.step, x = x.shape, step, widen(x)
-        y, _ = _empty(_output_shape(x, step), x, ctx.shape[1])
+        y, adds = _empty(_output_shape(x, step), x, ctx.shape[1])
         grid = Grid(x, y.shape[3], y.shape[2])
         with device_of(x):
             kernels.avg_pool[grid.programs](
-                *(x, y, 0, *x.shape[1:], *y.shape[2:], step, grid.rows, grid.block, grid.align, False),
+                *(x, y, 0, *x.shape[1:], *y.shape[2:], step, grid.rows, grid.block, grid.align, adds),
                 num_warps=grid.warps,
             )
         return y[:, : ctx.shape[1]].data  # no view: it may be written in place
@@ -150,13 +150,14 @@ class _MaxPool(PlacingFunction):
         from asng.fused import _pool_kernels as kernels
 
         ctx.shape, ctx.step, x = x.shape, step, widen(x)
-        y, _ = _empty(_output_shape(x, step), x, ctx.shape[1])
+        y, adds = _empty(_output_shape(x, step), x, ctx.shape[1])
         taps = torch.empty_like(y, dtype=torch.uint8) if save else None
         grid = Grid(x, y.shape[3], y.shape[2])
         with device_of(x):
             kernels.max_pool[grid.programs](
                 *(x, y, taps, 0, *x.shape[1:], *y.shape[2:], step, grid.rows, grid.block, grid.align),
                 SAVE=save,
+                ADD=adds,
                 num_warps=grid.warps,
             )
         ctx.save_for_backward(taps)

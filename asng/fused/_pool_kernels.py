@@ -113,8 +113,9 @@ def max_pool(
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
     SAVE: tl.constexpr,
+    ADD: tl.constexpr,
 ):
-    """Maxima, and which of the 9 pixels of its window each one is."""
+    """Maxima, with ADD added to y, and which of the 9 pixels of its window each one is."""
     CHUNKS: tl.constexpr = (OH + ROWS - 1) // ROWS
     n, first = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS * ROWS
     index = tl.program_id(1) * BLOCK + zero * ALIGN + tl.arange(0, BLOCK)
@@ -141,7 +142,7 @@ def max_pool(
             best, tap = _take_better(best, tap, middle, tap_middle + 3)
             best, tap = _take_better(best, tap, below, tap_below + 6)
             target = (n * OH + oh) * (OW * C) + index
-            tl.store(y + target, best.to(y.dtype.element_ty), index < tl.where(oh < OH, OW * C, 0))
+            store(y + target, best, index < tl.where(oh < OH, OW * C, 0), ADD)
             if SAVE:
                 tl.store(taps + target, tap.to(tl.uint8), index < tl.where(oh < OH, OW * C, 0))
         above, tap_above = middle, tap_middle

@@ -119,7 +119,7 @@ class SeparableFunction(PlacingFunction):
         *tensors, settings, dtype, save = arguments
         halves = Half.pair_of(x, settings)
         shape = (*x.shape[:2], halves[1].out_height, halves[1].out_width)
-        y, _ = place_rows(shape, x.new_empty(0, dtype=dtype))
+        y, adds = place_rows(shape, x.new_empty(0, dtype=dtype))
         with device_of(x):
             counters = torch.empty(4, _pointwise.COUNTERS, dtype=torch.int32, device=x.device)
             source, taps = _prepare(x, tensors[0], tensors[6], counters, halves[0], dtype)
@@ -133,7 +133,7 @@ class SeparableFunction(PlacingFunction):
                 saved = torch.empty(2, half.channels, device=x.device)
                 to_save += Saved(source, taps[index], d, z, saved, depthwise, pointwise, *norm[:2])
                 source, before = z, Before(norm, moments, saved)
-            _pointwise.apply_norm(z, y, norm, saved, half.product, moments)
+            _pointwise.apply_norm(z, y, norm, saved, half.product, moments, adds=adds)
         running = [tensor for tensor in (*tensors[4:6], *tensors[10:12]) if tensor is not None]
         if running:
             torch.autograd.graph.increment_version(running)

@@ -59,6 +59,19 @@ def test_a_result_is_written_where_it_is_placed(layer):
     assert torch.equal(target, expected)
 
 
+def test_a_result_is_added_where_it_is_placed(layer):
+    x = images(layer)
+    with Placement() as first:
+        expected = layer(x)
+    target = copy.deepcopy(expected.detach()).fill_(3.0)
+    with Placement({first.find(expected): target}, adds=True):
+        result = layer(x)
+    assert result.data_ptr() == target.data_ptr()
+    torch.testing.assert_close(target, expected + 3)
+    (gradient,) = torch.autograd.grad(result, x, torch.ones_like(result))
+    assert torch.equal(gradient, torch.autograd.grad(expected, x, torch.ones_like(expected))[0])
+
+
 def test_others_may_write_there_before_the_gradient_is_computed():
     """As the other options of a switch do while it is captured."""
     x = images(LAYERS["max pool"]())

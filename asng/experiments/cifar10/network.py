@@ -29,7 +29,7 @@ from asng.experiments.cifar10.layers import (
 from asng.experiments.cifar10.nodes import Fork, Modules, draw_masks, enter, is_fused, join_ends, run_nodes
 from asng.fused._dispatch import can_launch, compute_dtype
 from asng.fused._maps import keep_unused
-from asng.nas._capture.trace import share_gradient
+from asng.nas._capture.trace import add_up, share_gradient
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -159,7 +159,7 @@ class SharedCell(nas.Searchable):
         """The same without a look at the values: every slot runs, and columns of ends that are not loose are 0."""
         states = [*enter(self.entries, (before, previous), self.inputs, self.norm).values()]
         for node in range(space.NODES):
-            states.append(self.slots[2 * node](states) + self.slots[2 * node + 1](states))
+            states.append(add_up([*self.slots[2 * node : 2 * node + 2]], states))
         ends = [share_gradient(state) for state in states[2:]] if is_fused(self.norm) else states[2:]
         return join_ends(ends, self._loose_columns(), self.norm)
 

@@ -71,10 +71,19 @@ class Scope:
 
 
 class Branch:
-    """One switch of one pass: its cases forward and backward."""
+    """One switch of one pass: its cases forward and backward. With a `total` its result is added to that."""
 
-    def __init__(self, trace: "Trace", site: Site, function: Callable[..., Any], flat: list[Any], spec: Any) -> None:
+    def __init__(
+        self,
+        trace: "Trace",
+        site: Site,
+        function: Callable[..., Any],
+        flat: list[Any],
+        spec: Any,
+        total: Tensor | None = None,
+    ) -> None:
         self._trace, self._site, self._function, self._flat, self._spec = trace, site, function, flat, spec
+        self._total = total
         self._graphs: dict[int, tuple[list[Tensor], list[Tensor], Scope]] = {}  # inputs, outputs, scope of a case
         self._with_gradient = torch.is_grad_enabled()
         self.passes_on = False  # whether a case, in a dry run, returned memory of an input
@@ -85,13 +94,15 @@ class Branch:
             sources = [self._trace.source(tensor) if tensor.requires_grad else (tensor, None) for tensor in tensors]
             self._gradients = [gradient for _, gradient in sources]
             tensors = [self._trace.anchor(), *(tensor for tensor, _ in sources)]
-            outputs = _Switch.apply(self, *tensors)  # type: ignore[no-untyped-call]
+            outputs = _Switch.apply(self, self._total, *tensors)  # type: ignore[no-untyped-call]
         else:
             outputs = self.forward(tensors)
         return pytree.tree_unflatten(list(outputs), self._site.cases[0].spec)
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         buffers = tuple(torch.empty_like(output, device=self._trace.row.device) for output in self._site.outputs)
+        if self._total is not None:
+            buffers = (self._total.data,)  # a tensor of its own: autograd sees no write into the other
         self._switch([partial(self._run_case, n, case, tensors, buffers) for n, case in enumerate(self._site.cases)])
         return buffers
 
@@ -119,7 +130,7 @@ class Branch:
         scope = Scope(case, self._site.mode, trace.scope.depth + 1)
         since = torch.autograd._get_sequence_nr()  # of the next node
         placed = {} if case.output_number is None else {case.output_number: buffers[0]}
-        placement = Placement(None if trace.discovers else placed)
+        placement = Placement(None if trace.discovers else placed, adds=self._total is not None)
         with trace.fix(case.assignment), trace.enter(scope), torch.set_grad_enabled(self._with_gradient), placement:
             outputs = pytree.tree_flatten(self._function(*args, **named))[0]
         if trace.discovers:
@@ -131,7 +142,7 @@ class Branch:
             # place into that of the switch would change.
             for buffer, output in zip(buffers, outputs, strict=True):
                 if output.data_ptr() != buffer.data_ptr():
-                    buffer.copy_(output)
+                    buffer.copy_(output) if self._total is None else buffer.add_(output)
         if self._with_gradient:
             with_gradient = [tensor for tensor in inputs if tensor.requires_grad]
             if trace.discovers:
@@ -170,17 +181,17 @@ class _Switch(torch.autograd.Function):
     """A switch in the autograd graph; its inputs get their gradients through `SwitchInput`."""
 
     @staticmethod
-    def forward(ctx: Any, call: Branch, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.call, ctx.inputs = call, 2 + len(tensors)
+    def forward(ctx: Any, call: Branch, total: Tensor | None, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.call, ctx.inputs, ctx.adds = call, 1 + len(tensors), total is not None
         ctx.set_materialize_grads(False)
         outputs = call.forward(tensors)
         ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.call.backward(gradients)
-        return (None,) * int(ctx.inputs)
+        return None, gradients[0] if ctx.adds else None, *[None] * ctx.inputs
 
 
 class SwitchInput(torch.autograd.Function):

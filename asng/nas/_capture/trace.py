@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from asng.fused._placement import layout
 from asng.nas._capture import cases as _cases
 from asng.nas._capture.branch import Branch, Scope, SwitchInput, Weights, add_all, leaves, zeros_like
 from asng.nas._capture.cases import Assignment, Case, Columns, Mode, NumbersFn, Refused, Site, Unswitchable
@@ -64,6 +65,16 @@ def switch_on(label: str, function: Callable[..., Any], *inputs: Any, **named: A
     have the same shapes.
     """
     return function(*inputs, **named) if _current is None else _current.switch_on(label, function, inputs, named)
+
+
+def add_up(modules: Sequence[nn.Module], *inputs: Any) -> Tensor:
+    """The sum of what modules give; where the architecture is open, a switch adds to that of the modules before it."""
+    if _current is not None:
+        return _current.add_up(modules, inputs)
+    total: Tensor = modules[0](*inputs)
+    for module in modules[1:]:
+        total = total + module(*inputs)
+    return total
 
 
 def share_gradient(tensor: Tensor) -> Tensor:
@@ -141,6 +152,8 @@ class Trace:
         self._switches = dict.fromkeys([*kinds, *surroundings])
         self.scope = Scope(root)
         self.goes_back = False  # the backward pass runs
+        self._total: Tensor | None = None  # what the next switch adds to
+        self._is_added = False  # the last one has
         self._watched: list[tuple[str, Tensor, int]] = []  # in a dry run: inputs and results of switches, versions
         self._depths: dict[int, int] = {}  # of parameters, in a dry run
         self.consumers: dict[int, set[str]] = {}  # of parameters, in a dry run: the names of autograd's nodes
@@ -221,6 +234,7 @@ class Trace:
         self, label: str, function: Callable[..., Any], inputs: Any, named: Any, *, may_be_many: bool = False
     ) -> Any:
         """One switch; a module with too many cases for one is called, so that there may be switches inside."""
+        total, self._total = self._total, None
         if self.scope.mode is not Mode.SWITCHED:
             scope = Scope(Case(), Mode.FIXED) if self.scope.mode is Mode.SHAPED else self.scope
             with self.enter(scope):
@@ -231,12 +245,23 @@ class Trace:
         site = self._site(label, lambda: function(*inputs, **named), may_be_many)
         if not site.cases:
             return function(*inputs, **named)
-        branch = Branch(self, site, function, flat, spec)
+        fits = total is not None and [layout(total)] == [layout(output) for output in site.outputs]
+        branch = Branch(self, site, function, flat, spec, total if fits else None)
         returned = branch.run()
+        self._is_added = fits
         if branch.passes_on:
             tensors = [leaf for leaf in (*flat, *pytree.tree_leaves(returned)) if isinstance(leaf, Tensor)]
             self._watched += [(label, tensor.detach(), tensor._version) for tensor in tensors]
         return returned
+
+    def add_up(self, modules: Sequence[nn.Module], inputs: Sequence[Any]) -> Tensor:
+        total: Tensor = modules[0](*inputs)
+        for module in modules[1:]:
+            self._total = total if module in self._switches and not module._forward_hooks else None
+            self._is_added = False
+            result = module(*inputs)
+            total = result if self._is_added else total + result
+        return total
 
     def check_watched(self) -> None:
         """Refuse writes into what some cases of a switch pass on: a switch gives a copy, as other cases do."""

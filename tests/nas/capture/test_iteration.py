@@ -49,6 +49,27 @@ def test_an_open_iteration_equals_the_plain_step_bit_for_bit(model, dtype):
     assert_same_steps(model(), dtype=dtype)
 
 
+class Summing(nn.Module):
+    """Adds up what modules make of the same: choices that may pass it on, one with a hook, and a plain layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.terms = nn.ModuleList(OneOf(name, [nn.Identity(), nn.Tanh(), nn.Linear(8, 8)]) for name in "abc")
+        self.terms[2].register_forward_hook(lambda module, inputs, output: 2 * output)
+        self.terms.append(nn.Linear(8, 8))
+
+    def forward(self, x):
+        return self.head(trace.add_up(list(self.terms), self.stem(x)))
+
+
+@pytest.mark.parametrize("terms", [1, 2, 4])
+def test_switches_add_to_the_results_of_those_before_them(terms):
+    model = Summing()
+    model.terms = model.terms[:terms]
+    assert_same_steps(model, dtype=torch.double, same=terms < 4)  # gradients of the input are added in another order
+
+
 def test_choices_with_too_many_cases_get_switches_inside(monkeypatch):
     monkeypatch.setattr(trace, "MAX_CASES", 4)
     assert_same_steps(Choosy())
