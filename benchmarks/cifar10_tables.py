@@ -3,6 +3,7 @@
     python benchmarks/cifar10_tables.py robustness --out FOLDER     searches of 25 epochs: step sizes, populations, SNG
     python benchmarks/cifar10_tables.py retraining --out FOLDER     100 epochs: found, random, found by uniform sampling
     python benchmarks/cifar10_tables.py table1 --out FOLDER         600 epochs of what seed 0 found
+    python benchmarks/cifar10_tables.py kernels --out FOLDER        the first 20 of these, torch's and fused kernels
     python benchmarks/cifar10_tables.py --draw results/cifar10      the tables again, of what is finished there
 
 Each row is a run of the commands that are printed, in a folder of its own: FOLDER/robustness/lambda4 and the like.
@@ -14,9 +15,11 @@ summary.json and evaluation.json of each run.
 
 import argparse
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,6 +33,8 @@ CURE = "run the row again"
 ROOT = Path(__file__).parents[1]
 FOUND = ROOT / "results" / "cifar10"
 SURE = 0.9  # the mean largest probability that the paper reports for epoch 50
+FIRST_EPOCHS = 20  # of trainings that only begin
+SHOWN_EPOCHS = (1, 2, 5, 10, 15, FIRST_EPOCHS)
 Command = tuple[str, ...]
 
 SEARCHES: dict[str, Command] = {
@@ -43,6 +48,7 @@ GROUPS = {
     "random": "random",
     "uniform": "found by uniform sampling with shared weights",
 }
+KERNELS = {"torch": "torch's kernels", "fused": "fused kernels"}
 
 
 def robustness(folder: Path) -> dict[str, list[Command]]:
@@ -77,15 +83,42 @@ def table1(folder: Path) -> dict[str, list[Command]]:
     return {"found0": list_retrainings(folder, epochs=600)["found0"]}
 
 
+def kernels(folder: Path) -> dict[str, list[Command]]:
+    """The beginning of that training, with three seeds, by each kind of kernels."""
+    begin = ("begin", str(FOUND / "seed0"), "--epochs", "600")
+    return {
+        f"{kind}{seed}": [(*begin, "--kernels", kind, "--seed", str(seed), "--out", str(folder / f"{kind}{seed}"))]
+        for kind in KERNELS
+        for seed in range(3)
+    }
+
+
 PARTS: dict[str, Callable[[Path], dict[str, list[Command]]]] = {
     "robustness": robustness,
     "retraining": list_retrainings,
     "table1": table1,
+    "kernels": kernels,
 }
 
 
 def is_finished(folder: Path) -> bool:
     return (folder / SUMMARY).exists()
+
+
+def read_epochs(folder: Path) -> list[dict[str, Any]]:
+    path = folder / METRICS
+    return read_json_lines(path, CURE) if path.exists() else []
+
+
+def begin(command: Sequence[str], folder: Path) -> int:
+    """Run a training until its first epochs are over, then stop it as Ctrl-C does; returns 0 if they are."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while process.poll() is None and len(read_epochs(folder)) < FIRST_EPOCHS:
+        time.sleep(1)
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    code = process.wait()
+    return 0 if len(read_epochs(folder)) >= FIRST_EPOCHS else code or 1
 
 
 def run_row(commands: Sequence[Command], more: Sequence[str]) -> bool:
@@ -96,12 +129,17 @@ def run_row(commands: Sequence[Command], more: Sequence[str]) -> bool:
             done = (folder / "evaluation.json").exists() or not (folder / CHECKPOINT).exists()
         else:
             folder, added = Path(flags[flags.index("--out") + 1]), list(more)
-            done = is_finished(folder)
+            done = is_finished(folder) or (verb == "begin" and len(read_epochs(folder)) >= FIRST_EPOCHS)
         if done:
             continue
-        command = ["asng", "cifar10", verb, *flags, *added]
+        command = ["asng", "cifar10", "retrain" if verb == "begin" else verb, *flags, *added]
         print(shlex.join(command), flush=True)
-        if subprocess.run([sys.executable, "-m", *command], stdout=subprocess.DEVNULL, check=False).returncode:
+        started = [sys.executable, "-m", *command]
+        if verb == "begin":
+            code = begin(started, folder)
+        else:
+            code = subprocess.run(started, stdout=subprocess.DEVNULL, check=False).returncode
+        if code:
             print(f"failed: {shlex.join(command)}", flush=True)
             return False
     return True
@@ -161,9 +199,26 @@ def show_retraining(folder: Path) -> str:
     return "\n".join([*lines, "", *means]).strip()
 
 
+def show_kernels(folder: Path) -> str:
+    """A Markdown table of mean and standard deviation over the seeds, of the epochs that all seeds of a kind have."""
+    lines = ["| kernels | epoch | seeds | train loss | test accuracy |", "|---|---|---|---|---|"]
+    for kind, text in KERNELS.items():
+        seeds = [records for path in sorted(folder.glob(f"{kind}[0-9]")) if (records := read_epochs(path))]
+        for epoch in (n for n in SHOWN_EPOCHS if len(seeds) > 1 and all(len(records) >= n for records in seeds)):
+            losses = [records[epoch - 1]["train_loss"] for records in seeds]
+            tests = [100 * records[epoch - 1]["test_accuracy"] for records in seeds]
+            loss = f"{statistics.mean(losses):.3f} ± {statistics.stdev(losses):.3f}"
+            test = f"{statistics.mean(tests):.1f} ± {statistics.stdev(tests):.1f} %"
+            lines.append(f"| {text} | {epoch} | {len(seeds)} | {loss} | {test} |")
+    return "\n".join(lines)
+
+
+SHOW = {"robustness": show_robustness, "kernels": show_kernels}
+
+
 def show_tables(folder: Path) -> str:
     """All tables with rows in the folder."""
-    shown = {part: show_robustness if part == "robustness" else show_retraining for part in PARTS}
+    shown = {part: SHOW.get(part, show_retraining) for part in PARTS}
     found = [f"{part}:\n\n{show(folder / part)}" for part, show in shown.items() if (folder / part).is_dir()]
     return "\n\n".join(found)
 

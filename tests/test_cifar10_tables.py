@@ -61,22 +61,38 @@ def test_trainings_are_shown_with_mean_and_spread_of_their_group(tmp_path):
     assert table.endswith("- random: 4.00 ± 1.41 %")
 
 
+def test_kernels_are_shown_with_mean_and_spread_of_epochs_that_all_seeds_have(tmp_path):
+    for name, epochs, offset in (("torch0", 5, 0.0), ("torch1", 4, 0.2), ("fused0", 2, 0.0)):
+        (tmp_path / name).mkdir()
+        records = [{"train_loss": 2 - epoch / 10, "test_accuracy": 0.5 + offset} for epoch in range(1, epochs + 1)]
+        (tmp_path / name / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert bench.show_kernels(tmp_path).splitlines()[2:] == [  # of fused kernels there is one seed
+        "| torch's kernels | 1 | 2 | 1.900 ± 0.000 | 60.0 ± 14.1 % |",
+        "| torch's kernels | 2 | 2 | 1.800 ± 0.000 | 60.0 ± 14.1 % |",
+    ]
+
+
+TINY = ["--small", "--cells", "3", "--channels", "2", "--num-train-images", "32", "--batch-size", "8"]
+
+
+@pytest.mark.long
+@pytest.mark.skipif("ASNG_DATA" not in os.environ, reason="ASNG_DATA names no folder of data")
+def test_a_training_that_only_begins_is_stopped_and_not_begun_again(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(bench, "FIRST_EPOCHS", 2)
+    ((verb, found, *flags),) = bench.kernels(tmp_path)["fused1"]
+    assert flags[:4] == ["--epochs", "600", "--kernels", "fused"]
+    command = (verb, found, *flags)
+    assert bench.run_row([command], TINY)
+    assert 2 <= len(bench.read_epochs(tmp_path / "fused1")) < 600
+    assert capfd.readouterr().out.count("asng cifar10 retrain") == 1
+    assert bench.run_row([command], TINY)
+    assert capfd.readouterr().out == ""
+
+
 @pytest.mark.long
 @pytest.mark.skipif("ASNG_DATA" not in os.environ, reason="ASNG_DATA names no folder of data")
 def test_rows_run_once_and_are_drawn(tmp_path, capfd):
-    more = [
-        "--small",
-        "--epochs",
-        "1",
-        "--cells",
-        "3",
-        "--channels",
-        "2",
-        "--num-train-images",
-        "32",
-        "--batch-size",
-        "8",
-    ]
+    more = [*TINY, "--epochs", "1"]
     rows = {name: bench.robustness(tmp_path / "robustness")[name] for name in ("asng", "sng0.1")}
     assert all(bench.run_row(commands, more) for commands in rows.values())
     assert capfd.readouterr().out.count("asng cifar10 search") == 2
