@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakSet
 
-from asng._untrusted import NON_BLOCKING, read_text
+from asng._untrusted import NON_BLOCKING, read_text, shorten
 
 try:
     import fcntl
@@ -31,6 +31,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, or what the user m
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 PREVIOUS = ".asng-previous"
 MAX_SHOWN = 5  # differences in a message
+MAX_LENGTH, CONTEXT = 80, 20  # characters of a value that is shown, and of what it has in common with another
 RUN_FORMAT = 2  # of the files in the folder of a run, and of what its settings mean; older ones are refused
 
 
@@ -291,7 +292,19 @@ def _differences(saved: Mapping[str, Any], current: Mapping[str, Any], prefix: s
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from _differences(one, other, f"{prefix}{name}.")
         elif one != other:
-            yield f"{prefix}{name}: {str(one)[:80]} there, {str(other)[:80]} here"
+            there, here = _excerpts(str(one), str(other))
+            yield f"{prefix}{name}: {there} there, {here} here"
+
+
+def _excerpts(one: str, other: str) -> list[str]:
+    """Two texts, of long ones what is about the first difference.
+
+    >>> _excerpts(str([*range(40), 1, 3]), str([*range(40), 2, 3]))
+    ['...6, 37, 38, 39, 1, 3]', '...6, 37, 38, 39, 2, 3]']
+    """
+    common = next((n for n, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), 0)
+    start = max(common - CONTEXT, 0) if max(len(one), len(other)) > MAX_LENGTH else 0
+    return [shorten(f"...{text[start:]}" if start else text, str, MAX_LENGTH) for text in (one, other)]
 
 
 def _temporary_path(path: Path) -> Path:

@@ -365,3 +365,11 @@ def test_leftovers_of_other_files_stay(tmp_path):
         (tmp_path / f".{name}.asng-12-01234567").touch()
     Lock(tmp_path / "lock", tmp_path, "", ["a"]).release()
     assert os.listdir(tmp_path) == [".b.asng-12-01234567"]
+
+
+def test_long_settings_are_shown_from_where_they_differ():
+    there, here = ({"space": [["name", "x" * 90], ["last", f"Real({low}, 2)"]]} for low in (-2, -3))
+    shown = _files.differences(there, here)
+    assert shown.startswith("space: ...")
+    assert "Real(-2, 2)']] there, ..." in shown
+    assert shown.endswith("Real(-3, 2)']] here")

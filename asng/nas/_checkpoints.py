@@ -16,7 +16,7 @@ import torch
 
 from asng import _files
 from asng._checks import check_int
-from asng._untrusted import open_regular
+from asng._untrusted import open_regular, shorten
 
 FORMAT = "asng checkpoint 2"
 START_OVER = "use another path, or delete it to start over"
@@ -98,7 +98,7 @@ def short_reason(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"it has no {error}"
     text = (str(error) or type(error).__name__).splitlines()[0]
-    return re.split(r"(?<=\w)\. ", text)[0][:200]
+    return shorten(re.split(r"(?<=\w)\. ", text)[0], str, 200)
 
 
 JobT = TypeVar("JobT")

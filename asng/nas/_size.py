@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from asng._checks import check_int
+from asng._variable import Variable
 
 MAX_COMBINATIONS = 10**6
 MAX_SIZE = 2**31 - 1
@@ -296,7 +297,8 @@ def require_int(number: Any) -> int:
     try:
         return operator.index(number)
     except Exception:  # a user's number may raise anything
-        raise ValueError(f"a size is an integer or follows a decision, got {number!r}") from None
+        cure = f"; name it: nas.Value('size', {number})" if isinstance(number, Variable) else ""
+        raise ValueError(f"a size is an integer or follows a decision, got {number!r}{cure}") from None
 
 
 class AnySize:

@@ -415,13 +415,13 @@ class OneShot:
         """
         before = copy.deepcopy(self._weight_optimizers.state_dict()), self.arch_optimizer.state_dict()
         try:
+            self.arch_optimizer.load_state_dict(state["arch_optimizer"])  # names the decision, if one differs
             _checks.check_shapes(state["model"], self.model.state_dict())
             if len(state["touched"]) != len(self._parameters):
                 raise ValueError(f"it has {len(state['touched'])} parameters, this one {len(self._parameters)}")
             limits = [limit.name for limit in self.costs.limits]
             if state["limits"] != limits:  # their numbers may differ
                 raise ValueError(f"its limits are on {state['limits']}, these on {limits}")
-            self.arch_optimizer.load_state_dict(state["arch_optimizer"])
             self._weight_optimizers.load_state_dict(state["weight_optimizer"])
             self._weight_optimizers.scaler.load_state_dict(state["scaler"])
             self.costs.load_state_dict(state["costs"])

@@ -182,7 +182,7 @@ def test_a_search_of_ones_own_is_told_the_call_that_exports_it(given, tmp_path, 
     monkeypatch.chdir(tmp_path)
     model = nn.Sequential(nn.Linear(4, 8), nas.OneOf("act", [nn.ReLU(), nn.Tanh()]), nn.Linear(8, 3))
     result = run_search(model, checkpoint="mine.pt")
-    result.save("mine")
+    result.save("mine", {"experiment": "my own"})
     said = refusal("export", given)
     assert said.startswith(
         {"mine": "mine is a search of your own", "mine.pt": "mine.pt is a file, not the folder"}[given]

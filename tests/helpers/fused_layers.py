@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asng.fused import _pointwise_function  # needs Triton, as all tests of fused layers do
 from asng.fused._dispatch import align, row_of
 
 # Rounding of results, and of what is rounded between a layer's parts.
@@ -59,5 +58,7 @@ def spoil(memory: Tensor) -> Tensor:
 
 def merge_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let kernels merge the sums of each two programs, however few there are."""
+    from asng.fused import _pointwise_function  # needs Triton
+
     for name, number in {"MAX_MOMENTS": 0, "MAX_SUMS": 0, "GROUP": 2}.items():
         monkeypatch.setattr(_pointwise_function, name, number)

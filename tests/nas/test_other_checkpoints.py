@@ -54,11 +54,11 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
     path = tmp_path / "checkpoint.pt"
     run_search(checkpoint=path)
     others: dict[str, Any] = {
-        "first.options.0.weight: (8, 4) there, None here": {
+        "another space (first: ": {
             "model": nn.Sequential(OneOf("first", [nn.Sequential(nn.Linear(4, 3)), nn.Linear(4, 3)]))
         },
         "first.options.0.weight: (8, 4) there, (9, 4) here": {"model": Net(width=9)},
-        "blocks.blocks.3": {"model": Net(depth=4)},
+        "another space (depth: ": {"model": Net(depth=4)},
         "(epochs: 2 there, 1 here)": {"epochs": 1},
         "(limits: [] there, ['parameters <= 200.0'] here)": {"limits": [Limit(parameters, 200)]},
         "(arch_optimizer.alpha: 1.5 there, 2.0 here; ": {"arch_optimizer": ASNG(space_of(Net()), alpha=2.0)},

@@ -82,7 +82,14 @@ LAYERS = {
     "Linear of a pair": (lambda: nas.Linear((2, 3), 2), r"in_features is an integer .*, got \(2, 3\)"),
     "Conv2d of a list": (lambda: nas.Conv2d([2], 4, 3), r"in_channels is an integer .*, got \[2\]"),
     "Conv2d of one side": (lambda: nas.Conv2d(2, 4, [3]), r"one number or 2, got \[3\]"),
-    "Conv2d of three sides": (lambda: nas.Conv2d(2, 4, (3, 3, 3)), r"one number or 2, got \(3, 3, 3\)"),
+    "Conv2d of three sides": (
+        lambda: nas.Conv2d(2, 4, (3, 3, 3)),
+        r"one number or 2, got \(3, 3, 3\); to search for one of several, give nas.Value",
+    ),
+    "Conv2d of a variable": (
+        lambda: nas.Conv2d(2, 4, Categorical([3, 5])),
+        r"follows a decision, got Categorical.*; name it: nas.Value\('size', Categorical",
+    ),
     "padding": (lambda: nas.Conv2d(2, 4, 3, padding="full"), "padding must be numbers, 'valid' or 'same', got 'full'"),
     "stride": (lambda: nas.Conv2d(2, 4, 3, stride=WIDTH), "stride cannot be a decision.*Choose among layers"),
     "GroupNorm of none": (lambda: nas.GroupNorm(0, 4), "num_groups must be at least 1, got 0"),

@@ -177,7 +177,10 @@ def round_channels(channels: int) -> int:
 def _to_tuple(sizes: Any, axes: int) -> tuple[Any, ...]:
     """One size for all axes, or one for each, as a tuple."""
     if isinstance(sizes, Sequence) and len(sizes) != axes:
-        raise ValueError(f"kernels, paddings and dilations are one number or {axes}, got {sizes!r}")
+        raise ValueError(
+            f"kernels, paddings and dilations are one number or {axes}, got {sizes!r}; to search for one of several, "
+            "give nas.Value('kernel', Categorical([...]))"
+        )
     return tuple(sizes) if isinstance(sizes, Sequence) else (sizes,) * axes
 
 
