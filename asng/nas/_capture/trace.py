@@ -267,11 +267,13 @@ class Trace:
 
     def add_up(self, modules: Sequence[nn.Module], inputs: Sequence[Any]) -> Tensor:
         total, term = self._run_term(modules[0], inputs, None)
-        is_new = term.is_new and not have_hooks(modules[0])  # memory that nobody else reads
+        # Hooks, of options too, may read a result before it is the sum, or keep it for the gradient.
+        is_own = term.is_new and not have_hooks(*modules[0].modules())
         for module in modules[1:]:
-            result, term = self._run_term(module, inputs, total if is_new and not have_hooks(module) else None)
+            adds = is_own and not have_hooks(*module.modules())
+            result, term = self._run_term(module, inputs, total if adds else None)
             total = result if term.is_added else total + result
-            is_new = True
+            is_own = True  # a new sum, or the same memory
         return total
 
     def _run_term(self, module: nn.Module, inputs: Sequence[Any], total: Tensor | None) -> tuple[Tensor, _Term]:
