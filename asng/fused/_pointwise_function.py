@@ -194,7 +194,7 @@ class PointwiseFunction(PlacingFunction):
             partial, dweight, dbias = through.run(gradients, side)
             with side.fork() if through.takes_one_pass(side) else side.resume():
                 reduce([partial], [dpointwise], [adds])
-        side.leave([dpointwise], through)
+        side.leave([dpointwise], through, partial)
         return dpointwise, dweight, dbias, *[None] * 7, *([None] * len(maps) if ctx.added else gradients)
 
 

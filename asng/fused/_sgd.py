@@ -135,6 +135,7 @@ class TiledSGD:
                         num_warps=WARPS,
                         enable_fp_fusion=False,  # torch rounds the product with the momentum
                     )
+        torch.autograd.graph.increment_version([each[1] for each in tensors if each])
 
     def fill_table(self) -> None:
         """Tell a graph, after its capture, where the tensors of its step are."""

@@ -11,6 +11,7 @@ from torch import nn
 pytest.importorskip("triton")
 
 from asng.fused import _pointwise_function
+from asng.fused._dispatch import SideStream
 from asng.fused._maps import keep_unused
 from asng.fused._pointwise import join_maps, reduce_diagonally
 from tests.helpers.fused_layers import assert_close, channels_last, run
@@ -78,6 +79,29 @@ def test_joined_maps_and_gradients_equal_torchs(number, shape, outputs, one_pass
     assert got.used == "PointwiseFunctionBackward"
     assert_close(got, run(reference, *(x.double() for x in maps)), torch.float32)
     torch.testing.assert_close(layer.norm.running_var.double(), reference.norm.running_var, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("one_pass", [64, 0])
+def test_what_a_side_stream_reads_stays_in_memory(one_pass, monkeypatch):
+    read: list[torch.Tensor] = []
+    kept: list[object] = []
+    reduce, leave = _pointwise_function.reduce, SideStream.leave
+
+    def note_read(partials, *arguments):
+        read.extend(partials)
+        reduce(partials, *arguments)
+
+    def note_kept(side, written, *tensors):
+        kept.extend(tensors)
+        leave(side, written, *tensors)
+
+    monkeypatch.setattr(_pointwise_function, "ONE_PASS_CHANNELS", one_pass)
+    monkeypatch.setattr(_pointwise_function, "reduce", note_read)
+    monkeypatch.setattr(SideStream, "leave", note_kept)
+    layer, _ = pair(Join, 16, 8, join_maps, torch_join)
+    run(layer, *(channels_last((2, 8, 3, 4), torch.float32, seed) for seed in range(2)))
+    assert len(read) == 1
+    assert any(tensor is read[0] for tensor in kept)
 
 
 def test_joined_maps_in_several_tiles(monkeypatch):

@@ -15,6 +15,7 @@ from asng.experiments.cifar10.layers import separable
 from asng.fused._placement import Placement
 from asng.nas import OneOf
 from asng.nas._capture.branch import find_direct
+from asng.nas._capture.trace import add_up
 from tests.helpers.captures import assert_same_steps, iteration, oneshot
 
 LAYERS = {
@@ -226,6 +227,35 @@ OPTIONS = {
 def test_steps_are_the_plain_ones_where(options):
     torch.manual_seed(0)
     assert_same_steps(fused.fuse(TwoInputs(options()).to(memory_format=torch.channels_last)), data=batches(1))
+
+
+class Sum(nn.Module):
+    """Pools of a map added up, each of which a choice chooses."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 1), nn.Linear(128, 3)
+        pools = [[nn.MaxPool2d(3, 1, 1), nn.AvgPool2d(3, 1, 1)] for _ in range(2)]
+        self.terms = nn.ModuleList(OneOf(name, options) for name, options in zip("ab", pools, strict=True))
+
+    def forward(self, x):
+        return self.head(add_up(list(self.terms), self.stem(x)).flatten(1))
+
+
+@torch.no_grad()
+def note_mean(module, inputs, output):
+    module.mean.copy_(output.mean())
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_kernels_add_to_the_result_of_another_choice_unless_a_hook_reads_theirs(hooked):
+    torch.manual_seed(0)
+    model = fused.fuse(Sum().to(memory_format=torch.channels_last))
+    for pool in model.terms[1].modules() if hooked else ():
+        if isinstance(pool, nn.MaxPool2d | nn.AvgPool2d):
+            pool.register_buffer("mean", torch.zeros(()))
+            pool.register_forward_hook(note_mean)
+    assert_same_steps(model, data=batches(2))
 
 
 @pytest.mark.parametrize(("option", "copies"), [("identity", 4), ("pool", 0), ("separable", 0), ("rectified", 4)])

@@ -93,6 +93,15 @@ def test_a_gradient_that_is_not_finite_moves_nothing(bad):
     torch.testing.assert_close(optimizer.state_dict()["state"], before[1].state_dict()["state"], rtol=0, atol=0)
 
 
+def test_autograd_notices_that_values_have_moved():
+    parameters, optimizer = make([{"momentum": 0.9}])
+    loss = parameters[7].square().sum()
+    give_gradients(parameters, {0}, 1)
+    TiledSGD(optimizer, 0.5).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_there_may_be_more_tiles_than_parts_of_the_norm(monkeypatch):
     one, other = make([{}]), make([{}])
     monkeypatch.setattr("asng.fused._sgd.PARTS", 4)

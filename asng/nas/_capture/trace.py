@@ -10,6 +10,7 @@ module around it becomes one.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from asng.fused._dispatch import have_hooks
 from asng.fused._placement import layout
 from asng.nas._capture import cases as _cases
 from asng.nas._capture.branch import Branch, Scope, SwitchInput, Weights, add_all, leaves, zeros_like
@@ -98,6 +100,15 @@ def address_weights(parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return _current.addresses_of(parameters), _current.anchor()
 
 
+@dataclass
+class _Term:
+    """A module of a sum: what it may add to, and what its switch has done."""
+
+    total: Tensor | None = None
+    is_added: bool = False
+    is_new: bool = False  # the result is the memory of the switch
+
+
 class _Open:
     """Stands where a decision keeps its value."""
 
@@ -152,8 +163,7 @@ class Trace:
         self._switches = dict.fromkeys([*kinds, *surroundings])
         self.scope = Scope(root)
         self.goes_back = False  # the backward pass runs
-        self._total: Tensor | None = None  # what the next switch adds to
-        self._is_added = False  # the last one has
+        self._term: _Term | None = None  # what the next switch is in a sum
         self._watched: list[tuple[str, Tensor, int]] = []  # in a dry run: inputs and results of switches, versions
         self._depths: dict[int, int] = {}  # of parameters, in a dry run
         self.consumers: dict[int, set[str]] = {}  # of parameters, in a dry run: the names of autograd's nodes
@@ -234,7 +244,7 @@ class Trace:
         self, label: str, function: Callable[..., Any], inputs: Any, named: Any, *, may_be_many: bool = False
     ) -> Any:
         """One switch; a module with too many cases for one is called, so that there may be switches inside."""
-        total, self._total = self._total, None
+        term, self._term = self._term or _Term(), None
         if self.scope.mode is not Mode.SWITCHED:
             scope = Scope(Case(), Mode.FIXED) if self.scope.mode is Mode.SHAPED else self.scope
             with self.enter(scope):
@@ -245,23 +255,33 @@ class Trace:
         site = self._site(label, lambda: function(*inputs, **named), may_be_many)
         if not site.cases:
             return function(*inputs, **named)
-        fits = total is not None and [layout(total)] == [layout(output) for output in site.outputs]
-        branch = Branch(self, site, function, flat, spec, total if fits else None)
+        total = term.total
+        term.is_added = total is not None and [layout(total)] == [layout(output) for output in site.outputs]
+        term.is_new = True
+        branch = Branch(self, site, function, flat, spec, total if term.is_added else None)
         returned = branch.run()
-        self._is_added = fits
         if branch.passes_on:
             tensors = [leaf for leaf in (*flat, *pytree.tree_leaves(returned)) if isinstance(leaf, Tensor)]
             self._watched += [(label, tensor.detach(), tensor._version) for tensor in tensors]
         return returned
 
     def add_up(self, modules: Sequence[nn.Module], inputs: Sequence[Any]) -> Tensor:
-        total: Tensor = modules[0](*inputs)
+        total, term = self._run_term(modules[0], inputs, None)
+        # Hooks, of options too, may read a result before it is the sum, or keep it for the gradient.
+        is_own = term.is_new and not have_hooks(*modules[0].modules())
         for module in modules[1:]:
-            self._total = total if module in self._switches and not module._forward_hooks else None
-            self._is_added = False
-            result = module(*inputs)
-            total = result if self._is_added else total + result
+            adds = is_own and not have_hooks(*module.modules())
+            result, term = self._run_term(module, inputs, total if adds else None)
+            total = result if term.is_added else total + result
+            is_own = True  # a new sum, or the same memory
         return total
+
+    def _run_term(self, module: nn.Module, inputs: Sequence[Any], total: Tensor | None) -> tuple[Tensor, _Term]:
+        term = _Term(total)
+        self._term = term if module in self._switches else None
+        result: Tensor = module(*inputs)
+        self._term = None  # masked layers do not take it
+        return result, term
 
     def check_watched(self) -> None:
         """Refuse writes into what some cases of a switch pass on: a switch gives a copy, as other cases do."""
