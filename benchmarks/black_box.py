@@ -35,15 +35,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # OpenBLAS reads it when NumPy is imported
+
 import numpy as np
 from black_box_methods import METHODS
 from black_box_problems import PROBLEMS, Values
 from black_box_report import draw, show
 
 import asng
-
-for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")
 
 
 def run(problem_name: str, method: str, seed: int, evaluations: int, data: Path) -> dict[str, Any]:
