@@ -70,7 +70,7 @@ def refuse_own_search(command: ExportCommand) -> None:
     run = command.run
     if run.is_file():
         what = f"{run} is a file, not the folder of a run; if it is the checkpoint of a nas.search"
-    elif read_config(run).get("kind") == "search" and read_config(run).get("experiment") not in EXPERIMENTS:
+    elif read_config(run).get("kind") == "search" and str(read_config(run).get("experiment")) not in EXPERIMENTS:
         what = f"{run} is a search of your own, saved without weights"
     else:
         return

@@ -168,6 +168,7 @@ def test_the_help_explains_all_flags_with_examples():
         ({"experiment": "digits", "kind": "tune"}, "is an asng digits tune; asng export takes asng digits search"),
         ({"experiment": "cifar10", "kind": "search"}, "checkpoint.pt yet; let the run get that far"),
         ({"experiment": ["digits"]}, "which has no network"),
+        ({"experiment": ["digits"], "kind": "search"}, "is a search of your own"),
         ({"experiment": "9" * 5000}, "999..., which has no network"),
         ({"experiment": "digits", "kind": "search"}, "is damaged (it has no 'epochs')"),
     ],
@@ -187,6 +188,8 @@ def test_a_search_of_ones_own_is_told_the_call_that_exports_it(given, tmp_path, 
     assert said.startswith(
         {"mine": "mine is a search of your own", "mine.pt": "mine.pt is a file, not the folder"}[given]
     )
+    if given == "mine":
+        assert "the same nas.search call with its checkpoint continues it" in refusal("resume", given)
     (call,) = re.findall(r"nas\.export\(.*?\)", said)
     files = eval(call, {"nas": nas, "result": result, "inputs": torch.zeros(3, 4)})
     assert {path.parent for path in files.values()} == {Path("mine/export")}
