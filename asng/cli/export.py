@@ -8,7 +8,7 @@ from typing import Literal
 
 from asng import nas
 from asng._untrusted import shorten
-from asng.cli import EXPERIMENTS, Images
+from asng.cli import EXPERIMENTS, Images, is_own_search
 from asng.cli.flags import parse_command
 from asng.cli.terminal import OutputFlags, command_progress_bar, output_of, print_lines
 from asng.experiments._export import Exportable, load_digits_run, load_image_run
@@ -70,7 +70,7 @@ def refuse_own_search(command: ExportCommand) -> None:
     run = command.run
     if run.is_file():
         what = f"{run} is a file, not the folder of a run; if it is the checkpoint of a nas.search"
-    elif read_config(run).get("kind") == "search" and str(read_config(run).get("experiment")) not in EXPERIMENTS:
+    elif is_own_search(read_config(run)):
         what = f"{run} is a search of your own, saved without weights"
     else:
         return

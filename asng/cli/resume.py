@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 from asng._checks import did_you_mean
 from asng._files import is_locked
 from asng._untrusted import mismatch, read_json_lines
-from asng.cli import EXPERIMENTS, OF_RUNS, commands, function_of, parts_of_command
+from asng.cli import OF_RUNS, commands, function_of, is_own_search, parts_of_command
 from asng.cli.flags import flags_of, parse_command
 from asng.cli.terminal import OutputFlags, output_of, print_lines
 from asng.report._command import to_flags
@@ -65,7 +65,7 @@ def resume_one(command: ResumeCommand) -> None:
     name = f"{config.get('experiment')} {config.get('kind')}"
     if is_locked(command.run / LOCK):
         raise ValueError(f"{command.run} is running already; asng runs {command.run} shows how far it is")
-    if config.get("kind") == "search" and str(config.get("experiment")) not in EXPERIMENTS:
+    if is_own_search(config):
         raise ValueError(
             f"{command.run} is a search of your own; asng report {command.run} shows it, and the same nas.search call "
             "with its checkpoint continues it"

@@ -9,7 +9,7 @@ rows of STRIDE elements.
 import triton
 import triton.language as tl
 
-from asng.fused._norm_kernels import combine_moments, finish_moments, merge_group_sums
+from asng.fused._norm_kernels import combine_moments, finish_moments, store_sums
 from asng.fused._store_kernels import store
 
 
@@ -282,7 +282,4 @@ def depthwise_backward(
     for tap in tl.static_range(K * K):
         tl.store(partial + (tl.program_id(0) * (K * K) + tap) * C + c, tl.sum(dweights[tap], 0), c < C)
     if NORM:
-        target = sums + tl.program_id(0) * 2 * C + c
-        tl.store(target, tl.sum(total, 0), c < C)
-        tl.store(target + C, tl.sum(products, 0) * tl.load(saved + C + c, c < C, other=0.0), c < C)
-        merge_group_sums(sums, counters, c, C, GROUP)
+        store_sums(tl.sum(total, 0), tl.sum(products, 0), saved, sums, counters, c, C, GROUP)

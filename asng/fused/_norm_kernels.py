@@ -80,46 +80,57 @@ def combine_sums(partial, chunks, c, C: tl.constexpr, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def _is_last(counters, GROUP: tl.constexpr):
-    """Whether a program is the last one of GROUP neighbors to come here: it sees what all of them have stored."""
+def write_merged_moments(partial, target, first, rows, chunk, chunks, c, C: tl.constexpr, CHUNKS: tl.constexpr):
+    """Write the moments of up to CHUNKS chunks, from the first on, as those of a single one."""
+    rows = tl.minimum(rows - first * chunk, CHUNKS * chunk)
+    mean, var = combine_moments(partial + first * 2 * C, rows, chunk, chunks - first, c, C, CHUNKS)
+    tl.store(target + c, mean, c < C)
+    tl.store(target + C + c, var * rows, c < C)
+
+
+@triton.jit
+def write_merged_sums(partial, target, first, chunks, c, C: tl.constexpr, CHUNKS: tl.constexpr):
+    """The same of two sums."""
+    total, product = combine_sums(partial + first * 2 * C, chunks - first, c, C, CHUNKS)
+    tl.store(target + c, total, c < C)
+    tl.store(target + C + c, product, c < C)
+
+
+@triton.jit
+def is_last(counters, GROUP: tl.constexpr):
+    """Whether a program is the last one of GROUP neighbors to come here: it sees what all of them have stored.
+
+    Counters are zero before and after.
+    """
     group = tl.program_id(0) // GROUP
     counter = counters + group * tl.num_programs(1) + tl.program_id(1)
     tl.debug_barrier()  # behind the stores of all threads
-    is_last = tl.atomic_add(counter, 1) == tl.minimum(tl.num_programs(0) - group * GROUP, GROUP) - 1
-    if is_last:
-        tl.store(counter, 0)  # as it was
-    return is_last
+    last = tl.atomic_add(counter, 1) == tl.minimum(tl.num_programs(0) - group * GROUP, GROUP) - 1
+    if last:
+        tl.store(counter, 0)
+    return last
 
 
 @triton.jit
-def merge_group_moments(partial, counters, rows, chunk, c, C: tl.constexpr, GROUP: tl.constexpr):
-    """Merge the moments of GROUP neighboring programs, by the last one of them; the results follow all of `partial`.
+def merged_row(partial, C: tl.constexpr, GROUP: tl.constexpr):
+    """Where the merged numbers of a program's group are: behind those of all programs."""
+    return partial + (tl.num_programs(0) + tl.program_id(0) // GROUP) * 2 * C
 
-    Counters are zero before and after. A kernel of its own would take longer, mostly to begin.
+
+@triton.jit
+def store_sums(total, product, saved, partial, counters, c, C: tl.constexpr, GROUP: tl.constexpr):
+    """Write the sums of a program for the gradient of a batch norm; the last one of GROUP merges those of all.
+
+    A kernel of its own would take longer for that, mostly to begin.
     """
+    target = partial + tl.program_id(0) * 2 * C + c
+    tl.store(target, total, c < C)
+    tl.store(target + C, product * tl.load(saved + C + c, c < C, other=0.0), c < C)
     if GROUP > 1:  # noqa: SIM102 (Triton has no `and` of constants and tensors)
-        if _is_last(counters, GROUP):
-            group = tl.program_id(0) // GROUP
-            first = group * GROUP
-            rows = tl.minimum(rows - first * chunk, GROUP * chunk)
-            chunks = tl.num_programs(0) - first
-            mean, var = combine_moments(partial + first * 2 * C, rows, chunk, chunks, c, C, GROUP)
-            target = partial + (tl.num_programs(0) + group) * 2 * C + c
-            tl.store(target, mean, c < C)
-            tl.store(target + C, var * rows, c < C)
-
-
-@triton.jit
-def merge_group_sums(partial, counters, c, C: tl.constexpr, GROUP: tl.constexpr):
-    """The same of two sums."""
-    if GROUP > 1:  # noqa: SIM102 (Triton has no `and` of constants and tensors)
-        if _is_last(counters, GROUP):
-            group = tl.program_id(0) // GROUP
-            first = group * GROUP
-            total, product = combine_sums(partial + first * 2 * C, tl.num_programs(0) - first, c, C, GROUP)
-            target = partial + (tl.num_programs(0) + group) * 2 * C + c
-            tl.store(target, total, c < C)
-            tl.store(target + C, product, c < C)
+        if is_last(counters, GROUP):
+            first = tl.program_id(0) // GROUP * GROUP
+            row = merged_row(partial, C, GROUP)
+            write_merged_sums(partial, row, first, tl.num_programs(0), c, C, GROUP)
 
 
 @triton.jit
@@ -240,10 +251,7 @@ def batch_norm_gradient_sums(
         value = tl.load(x + offsets, mask, other=0.0).to(tl.float32)
         sums += gradient
         products += gradient * (value - mean[None, :])
-    target = partial + tl.program_id(0) * 2 * C + c
-    tl.store(target, tl.sum(sums, 0), c < C)
-    tl.store(target + C, tl.sum(products, 0) * tl.load(saved + C + c, c < C, other=0.0), c < C)
-    merge_group_sums(partial, counters, c, C, GROUP)
+    store_sums(tl.sum(sums, 0), tl.sum(products, 0), saved, partial, counters, c, C, GROUP)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ for each program, and by `reduce_rows` over all of them.
 import triton
 import triton.language as tl
 
-from asng.fused._norm_kernels import combine_sums, merge_group_moments
+from asng.fused._norm_kernels import combine_sums, is_last, merged_row, write_merged_moments
 from asng.fused._store_kernels import store
 
 
@@ -120,7 +120,11 @@ def pointwise_forward(
     target = partial + tl.program_id(0) * 2 * C + o
     tl.store(target, mean, o < C)
     tl.store(target + C, tl.sum(deviation * deviation, 0), o < C)
-    merge_group_moments(partial, counters, pixels, PIXELS, o, C, GROUP)
+    if GROUP > 1:  # noqa: SIM102 (Triton has no `and` of constants and tensors)
+        if is_last(counters, GROUP):
+            first = tl.program_id(0) // GROUP * GROUP
+            row = merged_row(partial, C, GROUP)
+            write_merged_moments(partial, row, first, pixels, PIXELS, tl.num_programs(0), o, C, GROUP)
 
 
 @triton.jit
@@ -290,10 +294,9 @@ def pointwise_weight_gradient(
 ):
     """Of the weights of a 1x1 convolution, for each program.
 
-    WITH_INPUTS: also through batch norm and convolution, where a program has all channels of the result; with ADD
-    these gradients are added to what is there. The second
-    index of a program is that of a block of channels of one of the maps, the third that of a block of channels of the
-    result.
+    WITH_INPUTS: also through batch norm and convolution, where a program has all channels of the result; with ADD these
+    gradients are added to what is there. The second index of a program is that of a block of channels of one of the
+    maps, the third that of a block of channels of the result.
     """
     BLOCKS: tl.constexpr = (IN + INPUTS - 1) // INPUTS
     WEIGHTS: tl.constexpr = IN if DIAGONAL else COUNT * IN  # of a row

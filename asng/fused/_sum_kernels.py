@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from asng.fused._norm_kernels import combine_moments, combine_sums
+from asng.fused._norm_kernels import write_merged_moments, write_merged_sums
 from asng.fused._store_kernels import store
 
 
@@ -11,23 +11,16 @@ from asng.fused._store_kernels import store
 def merge_moments(partial, merged, rows, chunk, chunks, C: tl.constexpr, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr):
     """Means and summed squared deviations of up to CHUNKS chunks as those of a single one."""
     c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    first = tl.program_id(1) * CHUNKS
-    rows = tl.minimum(rows - first * chunk, CHUNKS * chunk)
-    mean, var = combine_moments(partial + first * 2 * C, rows, chunk, chunks - first, c, C, CHUNKS)
-    target = merged + tl.program_id(1) * 2 * C + c
-    tl.store(target, mean, c < C)
-    tl.store(target + C, var * rows, c < C)
+    number = tl.program_id(1)
+    write_merged_moments(partial, merged + number * 2 * C, number * CHUNKS, rows, chunk, chunks, c, C, CHUNKS)
 
 
 @triton.jit
 def merge_sums(partial, merged, chunks, C: tl.constexpr, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr):
     """Two sums of up to CHUNKS chunks as those of a single one."""
     c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    first = tl.program_id(1) * CHUNKS
-    total, product = combine_sums(partial + first * 2 * C, chunks - first, c, C, CHUNKS)
-    target = merged + tl.program_id(1) * 2 * C + c
-    tl.store(target, total, c < C)
-    tl.store(target + C, product, c < C)
+    number = tl.program_id(1)
+    write_merged_sums(partial, merged + number * 2 * C, number * CHUNKS, chunks, c, C, CHUNKS)
 
 
 @triton.jit

@@ -100,8 +100,10 @@ class Branch:
         return pytree.tree_unflatten(list(outputs), self._site.cases[0].spec)
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        buffers = tuple(torch.empty_like(output, device=self._trace.row.device) for output in self._site.outputs)
-        if self._total is not None:
+        if self._total is None:
+            device = self._trace.row.device
+            buffers = tuple(torch.empty_like(output, device=device) for output in self._site.outputs)
+        else:
             buffers = (self._total.data,)  # a tensor of its own: autograd sees no write into the other
         self._switch([partial(self._run_case, n, case, tensors, buffers) for n, case in enumerate(self._site.cases)])
         return buffers

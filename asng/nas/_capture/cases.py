@@ -83,7 +83,7 @@ class Columns:
 
     def __init__(self, supernet: Supernet) -> None:
         self._finite = {name: variable for name, variable in supernet.space.items() if variable.values() is not None}
-        # Values are drawn as they are listed, and found by their ids; to compare them would take most of a step's time.
+        # Values are drawn as they are listed, and found by their ids: the GPU waits while they would be compared.
         self._listed = {name: list(variable.values() or ()) for name, variable in self._finite.items()}
         self._positions = {name: {id(v): n for n, v in enumerate(values)} for name, values in self._listed.items()}
         self._starts: dict[Any, int] = {}  # by sets of cases, and by functions
