@@ -15,7 +15,6 @@ summary.json and evaluation.json of each run.
 
 import argparse
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
@@ -111,12 +110,12 @@ def read_epochs(folder: Path) -> list[dict[str, Any]]:
 
 
 def begin(command: Sequence[str], folder: Path) -> int:
-    """Run a training until its first epochs are over, then stop it as Ctrl-C does; returns 0 if they are."""
+    """Run a training until its first epochs are over, then stop it, which saves it; returns 0 if they are."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while process.poll() is None and len(read_epochs(folder)) < FIRST_EPOCHS:
         time.sleep(1)
     if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+        process.terminate()  # not SIGINT, which processes in the background of a shell ignore
     code = process.wait()
     return 0 if len(read_epochs(folder)) >= FIRST_EPOCHS else code or 1
 

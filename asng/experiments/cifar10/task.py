@@ -124,7 +124,7 @@ class Cifar10(Task):
 
     Args:
         train, test: Images.
-        kernels: On a GPU, those of torch or fused ones; the latter run channels last.
+        kernels: On a GPU, those of torch or fused ones.
     """
 
     name, loading = "cifar10", "download"
@@ -184,13 +184,18 @@ class Cifar10(Task):
 
     def build_network(self, settings: Cifar10RetrainSettings, values: Values) -> nn.Module:
         net = Net(_channels(settings, values), settings.cells, affine=True, auxiliary=True)
-        network = nas.extract(net, values).to(self.device)
+        network: nn.Module = nas.extract(net, values).to(self.device)
+        network = network.to(memory_format=self._train_format(settings))  # type: ignore[call-overload]
         return use_fused_kernels(network) if self._is_fused else network
 
     def train_loss(self, settings: Cifar10RetrainSettings, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        images = batch[0].contiguous(memory_format=torch.channels_last) if self._is_fused else batch[0]
-        logits, auxiliary = model(images)
+        logits, auxiliary = model(batch[0].to(memory_format=self._train_format(settings)))
         return F.cross_entropy(logits, batch[1]) + settings.auxiliary * F.cross_entropy(auxiliary, batch[1])
+
+    def _train_format(self, settings: Cifar10RetrainSettings) -> torch.memory_format:
+        # Of torch's own kernels, those for channels last are fast in lower precision only.
+        is_last = self._is_fused or (settings.amp_dtype != "off" and self.device.type == "cuda")
+        return torch.channels_last if is_last else torch.preserve_format
 
     def set_phase(self, settings: Cifar10RetrainSettings, model: nn.Module, fraction: float) -> None:
         set_drop_path(model, settings.drop_path * fraction)

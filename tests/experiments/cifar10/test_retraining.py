@@ -100,6 +100,21 @@ def test_mixed_precision_is_that_of_the_training(images):
     assert kinds == [torch.bfloat16]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize(("amp_dtype", "is_last"), [("off", False), ("bfloat16", True)])
+def test_on_a_gpu_torchs_kernels_run_channels_last_in_mixed_precision(images, amp_dtype, is_last):
+    task = Cifar10(*(ImageSet(some.images.cuda(), some.labels.cuda()) for some in images), kernels="torch")
+    job = TrainJob(task, settings_with(amp_dtype=amp_dtype), VALUES)
+    seen = []
+    job.model.get_submodule("stem.0").register_forward_hook(
+        lambda layer, inputs, output: seen.append(
+            [x.is_contiguous(memory_format=torch.channels_last) for x in (inputs[0], layer.weight)]
+        )
+    )
+    job.step(0)
+    assert {tuple(formats) for formats in seen} == {(is_last, is_last)}
+
+
 def test_weights_and_mini_batches_follow_from_the_seed(images):
     def draw(seed):
         job = TrainJob(Cifar10(*images), settings_with(seed=seed), VALUES)
