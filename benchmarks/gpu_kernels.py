@@ -59,9 +59,9 @@ def layers(channels: int) -> Iterator[tuple[str, nn.Module, nn.Module, int]]:
         yield f"max_pool stride {stride}", fused.MaxPool2d(3, stride, 1), nn.MaxPool2d(3, stride, 1), 1
     yield "batch_norm", fused.BatchNorm2d(channels), nn.BatchNorm2d(channels), 1
     yield "batch_norm add relu", NormAddReLU(channels, True), NormAddReLU(channels, False), 2
-    for outputs in (channels, 2 * channels):
+    for name, outputs in (("pointwise", channels), ("pointwise to twice", 2 * channels)):
         torchs = pointwise(channels, outputs, affine=True)
-        yield f"pointwise to {outputs}", fused.PointwiseConv2d(*copy.deepcopy(torchs)), torchs, 1
+        yield name, fused.PointwiseConv2d(*copy.deepcopy(torchs)), torchs, 1
     for kernel in (3, 5):
         for stride in (1, 2) if kernel == 3 else (1,):
             torchs = separable(channels, kernel, stride, affine=True)

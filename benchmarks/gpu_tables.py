@@ -43,6 +43,25 @@ def table_of(rows: Rows, first: str = "row") -> str:
     return "\n".join(lines)
 
 
+def table_of_layers(rows: Rows) -> str:
+    """In Markdown: layers by shapes, with the microseconds of fused and of torch's kernels and of the floor."""
+    times = {
+        (f"{row['layer']}, {row['dtype']}", row["shape"]): " / ".join(
+            f"{row[key]:.1f}" for key in ("fused_us", "torch_us", "floor_us")
+        )
+        for row in rows
+    }
+    layers, shapes = (list(dict.fromkeys(names)) for names in zip(*times, strict=True))
+    lines = ["| fused / torch / floor, µs | " + " | ".join(shapes) + " |", "|---" * (1 + len(shapes)) + "|"]
+    for layer in layers:
+        lines.append(f"| {layer} | " + " | ".join(times.get((layer, shape), "") for shape in shapes) + " |")
+    return "\n".join(lines)
+
+
+def draw_rows(rows: Rows) -> str:
+    return table_of_layers(rows) if "layer" in rows[0] else table_of(rows)
+
+
 def machine_of(result: Mapping[str, Any]) -> str:
     """The GPU and the versions of a run; files of older runs lack some."""
     named = {"PyTorch": "torch", "CUDA": "cuda", "Triton": "triton", "cuda-bindings": "cuda-bindings"}
@@ -62,7 +81,7 @@ def read_results(folder: Path) -> dict[str, dict[str, Any]]:
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "results" / "gpu"
     for name, result in read_results(folder).items():
-        print(f"{name}: {machine_of(result)}\n\n{table_of(result['rows'])}\n")
+        print(f"{name}: {machine_of(result)}\n\n{draw_rows(result['rows'])}\n")
 
 
 if __name__ == "__main__":

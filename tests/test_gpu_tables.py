@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_the_page_has_the_rows_and_the_versions_of_the_file(name):
-    missing = [row for row in bench.table_of(RESULTS[name]["rows"]).splitlines()[2:] if row not in PAGE]
+    missing = [row for row in bench.draw_rows(RESULTS[name]["rows"]).splitlines()[2:] if row not in PAGE]
     assert not missing, missing
     assert bench.machine_of(RESULTS[name]) in " ".join(PAGE.split())
 
@@ -34,6 +34,17 @@ def test_a_table_has_the_columns_that_were_measured():
         "|---|---|---|---|---|",
         "| old | 1,234 | 1.2 |  |  |",
         "| new | 1,234 | 1.2 | 46% | 2.3 GB |",
+    ]
+
+
+def test_layers_stand_beside_their_sizes():
+    pool = {"layer": "pool", "shape": "1x2", "dtype": "float32", "fused_us": 1.26, "torch_us": 10, "floor_us": 0.5}
+    lines = bench.draw_rows([pool, pool | {"layer": "norm"}, pool | {"shape": "3x4"}]).splitlines()
+    assert lines == [
+        "| fused / torch / floor, µs | 1x2 | 3x4 |",
+        "|---|---|---|",
+        "| pool, float32 | 1.3 / 10.0 / 0.5 | 1.3 / 10.0 / 0.5 |",
+        "| norm, float32 | 1.3 / 10.0 / 0.5 |  |",
     ]
 
 
