@@ -121,7 +121,7 @@ def begin(command: Sequence[str], folder: Path) -> int:
     return 0 if len(read_epochs(folder)) >= FIRST_EPOCHS else code or 1
 
 
-def run_row(commands: Sequence[Command], more: Sequence[str]) -> bool:
+def run_row(commands: Sequence[Command], more: Sequence[str], experiment: str = "cifar10") -> bool:
     """Run the commands of a row, one after another, but for finished runs; whether all succeeded."""
     for verb, *flags in commands:
         if verb == "evaluate":
@@ -132,7 +132,7 @@ def run_row(commands: Sequence[Command], more: Sequence[str]) -> bool:
             done = is_finished(folder) or (verb == "begin" and len(read_epochs(folder)) >= FIRST_EPOCHS)
         if done:
             continue
-        command = ["asng", "cifar10", "retrain" if verb == "begin" else verb, *flags, *added]
+        command = ["asng", experiment, "retrain" if verb == "begin" else verb, *flags, *added]
         print(shlex.join(command), flush=True)
         started = [sys.executable, "-m", *command]
         if verb == "begin":
@@ -223,11 +223,18 @@ def show_tables(folder: Path) -> str:
     return "\n\n".join(found)
 
 
+def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What stands before and behind `--`.
+
+    >>> split_flags(["table1", "--", "--amp-dtype", "bfloat16"])
+    (['table1'], ['--amp-dtype', 'bfloat16'])
+    """
+    split = [*arguments, "--"].index("--")
+    return list(arguments[:split]), list(arguments[split + 1 :])
+
+
 def main() -> None:
-    arguments, more = sys.argv[1:], []
-    if "--" in arguments:
-        split = arguments.index("--")
-        arguments, more = arguments[:split], arguments[split + 1 :]
+    arguments, more = split_flags(sys.argv[1:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=PARTS, help="what to run")
     parser.add_argument("--out", type=Path, default=Path("runs/cifar10-tables"), help="folder of the runs")
