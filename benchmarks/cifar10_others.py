@@ -19,6 +19,7 @@ import copy
 import math
 import statistics
 import sys
+from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -93,9 +94,9 @@ class OtherSearch(_ImageJob):
         nas.recalibrate(network, (self.train_batches(number)[0] for number in range(count)))
         return accuracy(network, self._task.test, self.settings.num_test_images)
 
+    @abstractmethod
     def find(self) -> dict[str, Any]:
         """The architecture that would be chosen now."""
-        raise NotImplementedError
 
     def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
         record = super().finish_epoch(epoch)
@@ -234,7 +235,7 @@ def run_seed(method: str, out: Path, where: Cifar10DataSettings, flags: Mapping[
 
 
 def show_table(folder: Path) -> str:
-    """A Markdown table of the runs that are finished."""
+    """A Markdown table of the runs that are finished, if there are any."""
     heads = ["search", "seed", "epochs", "valid loss", "valid accuracy", "test accuracy of what is chosen"]
     heads += ["of the mixed network", "mean largest probability", "seconds", "peak memory", "operations found"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
@@ -258,7 +259,7 @@ def show_table(folder: Path) -> str:
                 ", ".join(f"{count} {name}" for name, count in counts.most_common()),
             ]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -33,6 +33,7 @@ CURE = "run the row again"
 ROOT = Path(__file__).parents[1]
 FOUND = ROOT / "results" / "cifar10"
 SURE = 0.9  # the mean largest probability that the paper reports for epoch 50
+EARLY = 10  # the epoch of which choices are compared with those at the end
 FIRST_EPOCHS = 20  # of trainings that only begin
 SHOWN_EPOCHS = (1, 2, 5, 10, 15, FIRST_EPOCHS)
 Command = tuple[str, ...]
@@ -160,19 +161,22 @@ def show_robustness(folder: Path) -> str:
     """A Markdown table of the searches that are finished."""
     lines = [
         "| search | valid accuracy | test error, shared weights | mean largest probability | "
-        f"above {SURE} after epoch | delta at the end | seconds |",
-        "|---|---|---|---|---|---|---|",
+        f"above {SURE} after epoch | choices after epoch {EARLY} that differ from those at the end (of 40) | "
+        "delta at the end | seconds |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in filter(lambda name: is_finished(folder / name), SEARCHES):
         records = read_json_lines(folder / name / METRICS, CURE)
         test = read_json(folder / name / "evaluation.json", CURE, dict[str, Any])["test_accuracy"]
         last, sure = records[-1], [r["epoch"] for r in records if r["largest_probability"] > SURE]
+        early = records[min(EARLY, len(records)) - 1]["architecture"]
         cells = [
             name,
             f"{100 * last['valid_accuracy']:.1f} %",
             f"{100 - 100 * test:.1f} %",
             f"{last['largest_probability']:.3f}",
             sure[0] if sure else "-",
+            sum(now != then for now, then in zip(early, last["architecture"], strict=True)),
             f"{last['delta']:.3f}" if "delta" in last else "-",
             _seconds(records),
         ]
