@@ -41,7 +41,19 @@ def test_retraining_has_found_random_and_uniformly_sampled_architectures(tmp_pat
     assert [name.rstrip("0123456789") for name in rows] == ["found"] * 3 + ["random"] * 5 + ["uniform"] * 2
     search, train = rows["uniform1"]
     assert search[search.index("--out") + 1] == train[1]  # trains what its own search chose
-    assert bench.table1(tmp_path)["found0"][0][-4:] == ("--epochs", "600", "--out", str(tmp_path / "found0"))
+
+
+def test_the_paper_s_training_begins_with_what_the_first_search_found(tmp_path):
+    rows = bench.table1(tmp_path)
+    assert list(rows) == ["found0", "found1", "found2"]
+    assert rows["found0"][0][-4:] == ("--epochs", "600", "--out", str(tmp_path / "found0"))
+
+
+def test_the_paper_s_training_is_shown_with_the_cost_of_the_search_and_the_paper_s_numbers(tmp_path):
+    write_training(tmp_path / "found0", 0.972)
+    *_, row, cost, paper = bench.show_table1(tmp_path).splitlines()
+    assert row.endswith("| 2.80 % |")
+    assert (cost, paper) == ("- search of seed 0: 0.0101 GPU days", "- the paper: 2.83 ± 0.14 %, 0.11 GPU days")
 
 
 def test_a_search_is_shown_with_the_epoch_in_which_it_settled(tmp_path):
