@@ -290,9 +290,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         flags |= {"epochs": given.epochs or EPOCHS[given.method], **images}
         where = Cifar10DataSettings(given.data, given.device, given.kernels)
         function = partial(run_seed, given.method, given.out, where, flags)
-        with closing(run_parallel(function, given.seeds, given.workers)) as done:
-            for seed, _ in done:
-                print(f"seed {seed} is finished", file=sys.stderr)
+        try:
+            with closing(run_parallel(function, given.seeds, given.workers)) as done:
+                for seed, _ in done:
+                    print(f"seed {seed} is finished", file=sys.stderr)
+        except ValueError as error:
+            sys.exit(f"cifar10_others: {error}")
+        except KeyboardInterrupt:
+            print(f"\nInterrupted. What is finished is in {given.out}; the same command continues.", file=sys.stderr)
+            sys.exit(130)
     print(show_table(given.draw or given.out))
 
 
