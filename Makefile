@@ -69,6 +69,8 @@ bench: .venv/installed-bench  ## cost of ask and tell beside other libraries
 results: .venv/installed  ## tables and figures of docs/results.md, from the files in results/
 	$(BIN)/python benchmarks/cifar10_searches.py
 	$(BIN)/python benchmarks/cifar10_tables.py --draw results/cifar10
+	$(BIN)/python benchmarks/cifar10_others.py --draw results/cifar10/others
+	$(BIN)/python benchmarks/inpainting_tables.py --draw results/inpainting
 	$(BIN)/python benchmarks/gpu_tables.py
 	$(BIN)/python benchmarks/digits_seeds.py results/digits
 	$(BIN)/python benchmarks/shared_weights.py --draw results/shared-weights --figures docs

@@ -115,8 +115,8 @@ class Net(CellNet):
 class Search:
     """A step is one iteration: gradients of two samples, a step of SGD, then two samples that move the distribution."""
 
-    def __init__(self, model: Net) -> None:
-        self.model, self.arch_optimizer = model, ASNG(SPACE, seed=0)
+    def __init__(self, model: Net, seed: int = 0) -> None:
+        self.model, self.arch_optimizer = model, ASNG(SPACE, seed=seed)
         self.weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
 
     def loss(self, values: Mapping[str, Any], batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -1,13 +1,15 @@
-"""The table and the figure of the searches on CIFAR-10 in docs/results.md, from the files in results/cifar10.
+"""The table and the figures of the searches on CIFAR-10 in docs/results.md, from the files in results/cifar10.
 
-    python benchmarks/cifar10_searches.py [--results results/cifar10] [--figure docs/cifar10-searches.png]
+    python benchmarks/cifar10_searches.py [--results results/cifar10] [--figures docs]
 
-A folder seedS holds what `asng cifar10 search --seed S` left (metrics.jsonl), and tests.json: by epoch, the test
-accuracy of the most likely architecture with the shared weights, as `asng cifar10 evaluate` prints it.
+A folder seedS holds what `asng cifar10 search --seed S` left (metrics.jsonl, summary.json, architecture.json), and
+tests.json: by epoch, the test accuracy of the most likely architecture with the shared weights, as
+`asng cifar10 evaluate` prints it.
 """
 
 import argparse
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +17,10 @@ from matplotlib.figure import Figure
 
 from asng._untrusted import read_json, read_json_lines, read_text
 from asng.experiments._figures import COLORS
+from asng.experiments.cifar10.drawing import cells_figure, cells_of
 from asng.experiments.cifar10.space import SPACE, channels_for, effective_cells, num_parameters, random_values
 from asng.nas.architecture import from_json
-from asng.runs import ARCHITECTURE, METRICS
+from asng.runs import ARCHITECTURE, METRICS, SUMMARY
 
 CURE = "take it from the repository again"
 ROOT = Path(__file__).parents[1]
@@ -89,36 +92,44 @@ def idle_share(draws: int = 2000, cells: int = 20) -> float:
 
 
 def draw(searches: Sequence[Search], path: Path) -> None:
-    """Accuracies and mean largest probability against epochs."""
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    accuracy, certainty = figure.subplots(1, 2)
+    """Accuracy and mean largest probability against epochs, test errors against time."""
+    figure = Figure(figsize=(12, 3.2), layout="constrained")
+    accuracy, error, certainty = figure.subplots(1, 3)
     for search, color in zip(searches, COLORS, strict=False):
         epochs = [record["epoch"] for record in search.records]
         valid = [100 * record["valid_accuracy"] for record in search.records]
-        accuracy.plot(epochs, valid, color=color, label=f"{search.name}: sampled, valid")
+        accuracy.plot(epochs, valid, color=color, label=search.name)
+        minutes = [seconds / 60 for seconds in accumulate(record["seconds"] for record in search.records)]
         tested = sorted(search.tests.items())
-        points = [e for e, _ in tested], [100 * a for _, a in tested]
-        accuracy.plot(*points, "o", color=color, label=f"{search.name}: most likely, test")
+        error.plot([minutes[e - 1] for e, _ in tested], [100 - 100 * a for _, a in tested], "o-", color=color)
         certainty.plot(epochs, [record["largest_probability"] for record in search.records], color=color)
     certainty.axhline(0.9, color="0.6", linewidth=0.8, linestyle="--")
-    accuracy.set_ylabel("accuracy, shared weights [%]")
-    certainty.set_ylabel("mean largest probability")
+    accuracy.set(xlabel="epoch", ylabel="valid accuracy of sampled ones [%]")
+    error.set(xlabel="minutes", ylabel="test error of the most likely one [%]")
+    certainty.set(xlabel="epoch", ylabel="mean largest probability")
     accuracy.legend(fontsize=7, frameon=False)
-    for axes in (accuracy, certainty):
-        axes.set_xlabel("epoch")
+    for axes in (accuracy, error, certainty):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=150, metadata={"Software": None})
+
+
+def draw_cells(folder: Path, path: Path) -> None:
+    """The cells that a search found, with the probabilities of their choices."""
+    found = read_json(folder / SUMMARY, CURE, dict[str, Any])
+    figure = cells_figure(cells_of(found["values"], found["distribution"]))
+    figure.savefig(path, dpi=200, metadata={"Software": None})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=ROOT / "results" / "cifar10")
-    parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "cifar10-searches.png")
+    parser.add_argument("--figures", type=Path, default=ROOT / "docs", help="folder of the figures")
     given = parser.parse_args()
     searches = read_searches(given.results)
     print(table_of(searches), sizes_of(searches), sep="\n\n")
     print(f"\n{idle_share():.1%} of 2,000 random architectures (seeds 0 to 1999) have cells without influence.")
-    draw(searches, given.figure)
+    draw(searches, given.figures / "cifar10-searches.png")
+    draw_cells(given.results / "seed0", given.figures / "cifar10-seed0-cells.png")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import cifar10_searches as bench
 import pytest
+from PIL import Image, ImageChops, ImageStat
 
 ROOT = Path(__file__).parents[1]
+CELLS = "cifar10-seed0-cells.png"
 
 
 @pytest.fixture
@@ -38,6 +40,13 @@ def test_choices_are_compared_with_those_at_the_end(searches):
 def test_the_figure_is_drawn(searches, tmp_path):
     bench.draw(searches, tmp_path / "all.png")
     assert (tmp_path / "all.png").stat().st_size > 10_000
+
+
+def test_the_cells_are_drawn_as_the_pages_show_them(tmp_path):
+    bench.draw_cells(ROOT / "results" / "cifar10" / "seed0", tmp_path / "cells.png")
+    drawn, shown = (Image.open(path).convert("L") for path in (tmp_path / "cells.png", ROOT / "docs" / CELLS))
+    assert drawn.size == shown.size
+    assert ImageStat.Stat(ImageChops.difference(drawn, shown)).mean[0] < 1  # fonts may differ by a little
 
 
 def test_a_folder_without_searches_is_named(tmp_path):

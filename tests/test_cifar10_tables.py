@@ -11,8 +11,9 @@ from asng.runs import METRICS, SUMMARY, write_json
 
 def write_search(folder, probability, delta=0.05):
     folder.mkdir(parents=True)
+    shared = {"valid_accuracy": 0.5, "delta": delta, "seconds": 600.4}
     records = [
-        {"epoch": epoch, "valid_accuracy": 0.5, "largest_probability": p, "delta": delta, "seconds": 600.4}
+        {"epoch": epoch, "largest_probability": p, "architecture": [0, min(epoch, 12)], **shared}
         for epoch, p in enumerate(probability, 1)
     ]
     (folder / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -40,16 +41,35 @@ def test_retraining_has_found_random_and_uniformly_sampled_architectures(tmp_pat
     assert [name.rstrip("0123456789") for name in rows] == ["found"] * 3 + ["random"] * 5 + ["uniform"] * 2
     search, train = rows["uniform1"]
     assert search[search.index("--out") + 1] == train[1]  # trains what its own search chose
-    assert bench.table1(tmp_path)["found0"][0][-4:] == ("--epochs", "600", "--out", str(tmp_path / "found0"))
+
+
+def test_the_paper_s_training_begins_with_what_the_first_search_found(tmp_path):
+    rows = bench.table1(tmp_path)
+    assert list(rows) == ["found0", "found1", "found2"]
+    assert rows["found0"][0][-4:] == ("--epochs", "600", "--out", str(tmp_path / "found0"))
+
+
+def test_the_paper_s_training_is_shown_with_the_cost_of_the_search_and_the_paper_s_numbers(tmp_path):
+    write_training(tmp_path / "found0", 0.972)
+    *_, row, cost, paper = bench.show_table1(tmp_path).splitlines()
+    assert row.endswith("| 2.80 % |")
+    assert (cost, paper) == ("- search of seed 0: 0.0101 GPU days", "- the paper: 2.83 ± 0.14 %, 0.11 GPU days")
 
 
 def test_a_search_is_shown_with_the_epoch_in_which_it_settled(tmp_path):
     write_search(tmp_path / "asng", [0.5, 0.91, 0.95])
+    write_search(tmp_path / "delta10", [0.95] * 13)  # its second choice changes until epoch 12
     write_search(tmp_path / "sng0.01", [0.3])
     (tmp_path / "lambda4").mkdir()  # not finished
-    asng, sng = bench.show_robustness(tmp_path).splitlines()[2:]
-    assert asng == "| asng | 50.0 % | 25.0 % | 0.950 | 2 | 0.050 | 1,801 |"
-    assert sng == "| sng0.01 | 50.0 % | 25.0 % | 0.300 | - | 0.050 | 600 |"
+    asng, delta10, sng = bench.show_robustness(tmp_path).splitlines()[2:]
+    assert asng == "| asng | 50.0 % | 25.0 % | 0.950 | 2 | 0 | 0.050 | 1,801 |"
+    assert delta10 == "| delta10 | 50.0 % | 25.0 % | 0.950 | 1 | 1 | 0.050 | 7,805 |"
+    assert sng == "| sng0.01 | 50.0 % | 25.0 % | 0.300 | - | 0 | 0.050 | 600 |"
+
+
+def test_the_page_has_the_table_of_the_files():
+    table = bench.show_robustness(bench.FOUND / "robustness")
+    assert table in (bench.ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
 def test_trainings_are_shown_with_mean_and_spread_of_their_group(tmp_path):

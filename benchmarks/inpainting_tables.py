@@ -1,0 +1,158 @@
+"""The paper's table of inpainting, shortened: 5,000 iterations of search, 20,000 of training from scratch.
+
+    python benchmarks/inpainting_tables.py center --out FOLDER          the central square is missing
+    python benchmarks/inpainting_tables.py pixel --out FOLDER           80 % of the pixels; half: a half of the image
+    python benchmarks/inpainting_tables.py --draw results/inpainting    the table again, of what is finished there
+
+For each mask: what searches in both encodings find, three seeds each; the baseline BASE of 7 layers (the depth of what
+Suganuma et al. found for the central square), with as many seeds; BASE widened until it has about the parameters of
+each network found; two random architectures. All are trained alike and tested on all test faces.
+
+Each run has a folder of its own, FOLDER/center/cat0-search, FOLDER/center/cat0 and the like; its command is printed.
+Finished ones are skipped and interrupted ones continue, so the same command goes on after Ctrl-C. What follows `--` is
+added to all searches and trainings, as in `-- --amp-dtype bfloat16`; the faces are where ASNG_DATA says. The table
+needs summary.json and evaluation.json of each training.
+"""
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cifar10_tables
+from cifar10_tables import CURE, Command, is_finished, split_flags
+
+from asng._untrusted import read_json
+from asng.experiments.inpainting.encoding import WIDTHS, base_values, search_space
+from asng.nas.architecture import to_dict
+from asng.runs import SUMMARY, write_json
+
+MASKS = ("center", "pixel", "half")
+BASE_LAYERS = 7
+SEEDS = range(3)
+GROUPS = {
+    "cat": "found, cat",
+    "int": "found, int",
+    "base": f"BASE, {BASE_LAYERS} layers",
+    "cat-wide": "BASE, as many parameters as found by cat",
+    "int-wide": "BASE, as many parameters as found by int",
+    "random": "random",
+}
+PAPER = {  # PSNR and SSIM
+    "center": "BASE 27.1 dB, 0.883; cat 29.2 dB, 0.903; int 29.3 dB, 0.911",
+    "pixel": "BASE 27.5 dB, 0.836; cat 28.4 dB, 0.905; int 28.6 dB, 0.909",
+    "half": "BASE 11.8 dB, 0.604; cat 20.5 dB, 0.779; int 20.6 dB, 0.779",
+}
+
+
+def list_rows(folder: Path, search_iterations: int = 5000, iterations: int = 20_000) -> dict[str, list[Command]]:
+    """The commands of each row of a mask, whose name is that of the folder."""
+    mask = folder.name
+
+    def train(name: str, seed: int, *flags: str) -> list[Command]:
+        out, steps = str(folder / name), ("--iterations", str(iterations), "--seed", str(seed))
+        return [("retrain", *flags, "--mask", mask, *steps, "--out", out), ("evaluate", out)]
+
+    rows: dict[str, list[Command]] = {}
+    for seed in SEEDS:
+        for encoding in WIDTHS:
+            name, out = f"{encoding}{seed}", str(folder / f"{encoding}{seed}-search")
+            what = ("--encoding", encoding, "--mask", mask, "--seed", str(seed), "--no-test")
+            search = ("search", *what, "--iterations", str(search_iterations), "--out", out)
+            wide = f"{encoding}-wide{seed}"
+            file = str(folder / f"{wide}.json")
+            widen = ("widen", str(folder / name), file)
+            rows[name] = [search, *train(name, seed, out), widen, *train(wide, seed, "--architecture", file)]
+        file = str(folder / "base.json")
+        rows[f"base{seed}"] = [("base", file), *train(f"base{seed}", seed, "--architecture", file)]
+    for seed in SEEDS[:2]:
+        rows[f"random{seed}"] = train(f"random{seed}", seed, "--architecture", "random")
+    return rows
+
+
+def base_of(channels: int = 64) -> dict[str, Any]:
+    """The baseline BASE."""
+    return base_values(search_space(widths=(channels,)), BASE_LAYERS, channels)
+
+
+def widen(parameters: int) -> int:
+    """The channels with which BASE comes nearest to a number of parameters.
+
+    It has 3x3 convolutions from and to three colors, and 2 BASE_LAYERS - 1 others, with the decoder.
+
+    >>> widen(482_688)
+    64
+    """
+    others = 2 * BASE_LAYERS - 1
+    return max(1, round((math.sqrt(9 + others * parameters / 9) - 3) / others))
+
+
+def run_row(commands: Sequence[Command], more: Sequence[str]) -> bool:
+    """Run the commands of a row, one after another, but for finished runs; whether all succeeded."""
+    for command in commands:
+        verb, *flags = command
+        if verb == "base":
+            write_json(Path(flags[0]), to_dict(base_of()))
+        elif verb == "widen":
+            found = read_json(Path(flags[0]) / SUMMARY, CURE, dict[str, Any])
+            write_json(Path(flags[1]), to_dict(base_of(widen(found["parameters"]))))
+        elif not cifar10_tables.run_row([command], more, "inpainting"):
+            return False
+    return True
+
+
+def show_mask(folder: Path) -> str:
+    """A Markdown table of the trainings that are finished and tested, and mean and standard deviation of each group."""
+    lines = ["| architecture | seed | layers | parameters | PSNR | SSIM |", "|---|---|---|---|---|---|"]
+    means = []
+    for group, text in GROUPS.items():
+        tested = []
+        for path in filter(is_finished, sorted(folder.glob(f"{group}[0-9]"))):
+            if not (path / "evaluation.json").exists():
+                continue
+            summary = read_json(path / SUMMARY, CURE, dict[str, Any])
+            report = read_json(path / "evaluation.json", CURE, dict[str, Any])
+            tested.append((report["psnr"], report["ssim"]))
+            layers = sum("left out" not in line for line in summary["chain"])
+            numbers = f"{layers} | {summary['parameters']:,} | {report['psnr']:.2f} dB | {report['ssim']:.3f}"
+            lines.append(f"| {text} | {path.name[-1]} | {numbers} |")
+        if len(tested) > 1:
+            psnr, ssim = ((statistics.mean(values), statistics.stdev(values)) for values in zip(*tested, strict=True))
+            means.append(f"- {text}: {psnr[0]:.2f} ± {psnr[1]:.2f} dB, SSIM {ssim[0]:.3f} ± {ssim[1]:.3f}")
+    return "\n".join([*lines, "", *means, f"- the paper, 50,000 and 500,000 iterations: {PAPER[folder.name]}"])
+
+
+def show_tables(folder: Path) -> str:
+    """The tables of all masks with rows in the folder."""
+    return "\n\n".join(f"{mask}:\n\n{show_mask(folder / mask)}" for mask in MASKS if (folder / mask).is_dir())
+
+
+def main() -> None:
+    arguments, more = split_flags(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mask", nargs="?", choices=MASKS, help="what is missing")
+    parser.add_argument("--out", type=Path, default=Path("runs/inpainting-tables"), help="folder of the runs")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="only draw the tables of this folder")
+    parser.add_argument("--workers", type=int, default=1, help="rows side by side, on the same GPU")
+    parser.add_argument("--search-iterations", type=int, default=5000, help="of each search (default: 5000)")
+    parser.add_argument("--iterations", type=int, default=20_000, help="of each training (default: 20000)")
+    given = parser.parse_args(arguments)
+    if (given.mask is None) == (given.draw is None):
+        parser.error("give either a mask or --draw FOLDER")
+    done = [True]
+    if given.draw is None:
+        rows = list_rows(given.out / given.mask, given.search_iterations, given.iterations)
+        with ThreadPoolExecutor(given.workers) as executor:
+            done = list(executor.map(partial(run_row, more=more), rows.values()))
+    print(show_tables(given.draw or given.out))
+    if not all(done):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The table of inpainting, and the commands behind it."""
+
+import os
+from itertools import pairwise
+
+import inpainting_tables as bench
+import pytest
+from PIL import Image
+
+from asng.experiments.inpainting.encoding import chain, read_values
+from asng.experiments.inpainting.network import new_autoencoder
+from asng.runs import SUMMARY, write_json
+
+TINY = ["--small", "--checkpoint-every", "1", "--num-train-images", "8", "--batch-size", "2"]
+
+
+def write_training(folder, psnr, ssim=0.9):
+    folder.mkdir(parents=True)
+    write_json(folder / SUMMARY, {"chain": ["1  3x3 skip", "2  3x3 down  left out at 1x1"], "parameters": 482_688})
+    write_json(folder / "evaluation.json", {"psnr": psnr, "ssim": ssim})
+
+
+def flags_of(command):
+    return dict(pairwise(command))
+
+
+def test_a_mask_has_both_encodings_bases_and_two_random_architectures(tmp_path):
+    rows = bench.list_rows(tmp_path / "half")
+    names = [name.rstrip("0123456789") for name in rows]
+    assert {name: names.count(name) for name in names} == {"cat": 3, "int": 3, "base": 3, "random": 2}
+    trained = [command for row in rows.values() for command in row if command[0] == "retrain"]
+    assert len(trained) == 17  # BASE is widened for each of six networks found
+    for command in trained:
+        flags = flags_of(command)
+        assert (flags["--mask"], flags["--iterations"]) == ("half", "20000")
+    searches = [flags_of(row[0]) for row in rows.values() if row[0][0] == "search"]
+    assert all((flags["--mask"], flags["--iterations"]) == ("half", "5000") for flags in searches)
+    assert len({(flags["--encoding"], flags["--seed"]) for flags in searches}) == 6
+
+
+def test_what_is_trained_is_what_the_search_of_its_row_found(tmp_path):
+    search, train, *_ = bench.list_rows(tmp_path / "center")["int1"]
+    assert flags_of(search)["--out"] == train[1]
+
+
+@pytest.mark.parametrize("parameters", [1000, 482_688, 5_548_616, 14_988_800])
+def test_base_is_widened_to_the_nearest_number_of_parameters(parameters):
+    nearest, distances = bench.widen(parameters), {}
+    for channels in (nearest - 1, nearest, nearest + 1):
+        network = new_autoencoder(bench.base_of(channels))
+        distances[channels] = abs(sum(p.numel() for p in network.parameters()) - parameters)
+    assert min(distances, key=distances.__getitem__) == nearest
+
+
+def test_trainings_are_shown_with_mean_and_spread_of_their_group(tmp_path):
+    write_training(tmp_path / "center" / "cat0", 26.0)
+    write_training(tmp_path / "center" / "cat1", 27.0, 0.8)
+    write_training(tmp_path / "center" / "cat-wide0", 25.0)
+    (tmp_path / "center" / "base0").mkdir()  # not finished
+    table = bench.show_tables(tmp_path)
+    assert "| found, cat | 0 | 1 | 482,688 | 26.00 dB | 0.900 |" in table
+    assert "| BASE, as many parameters as found by cat | 0 | 1 | 482,688 | 25.00 dB | 0.900 |" in table
+    assert "- found, cat: 26.50 ± 0.71 dB, SSIM 0.850 ± 0.071" in table
+    assert "BASE, 7 layers" not in table
+    assert table.endswith("int 29.3 dB, 0.911")
+
+
+@pytest.mark.long
+def test_rows_run_once_and_are_drawn(tmp_path, capfd, monkeypatch):
+    for part, images in (("train", 8), ("test", 2)):
+        (tmp_path / "faces" / part).mkdir(parents=True)
+        for number in range(images):
+            Image.new("RGB", (64, 64), (20 * number, 99, 200)).save(tmp_path / "faces" / part / f"{number}.png")
+    monkeypatch.setitem(os.environ, "ASNG_DATA", str(tmp_path / "faces"))
+    rows = bench.list_rows(tmp_path / "pixel", search_iterations=2, iterations=1)
+    chosen = [rows[name] for name in ("int0", "base1", "random0")]
+    assert all(bench.run_row(commands, TINY) for commands in chosen)
+    printed = capfd.readouterr().out
+    assert [printed.count(f"asng inpainting {verb}") for verb in ("search", "retrain", "evaluate")] == [1, 4, 4]
+    wide = chain(read_values((tmp_path / "pixel" / "int-wide0" / "architecture.json").read_text()))
+    assert len(wide) == 7
+    assert len(bench.show_tables(tmp_path).splitlines()) == 2 + 2 + 4 + 2
+    assert all(bench.run_row(commands, TINY) for commands in chosen)
+    assert capfd.readouterr().out == ""  # nothing runs twice
