@@ -1,6 +1,9 @@
 """The code of the documentation runs as it stands, page by page, and finds what the pages say."""
 
+import os
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from statistics import median
@@ -11,6 +14,7 @@ import torch
 
 import asng
 from asng import ASNG, fused, nas, report
+from tests.helpers.commands import wait_until
 from tests.helpers.examples import run
 from tests.helpers.pages import DOCS, RECIPES, blocks_of, run_page
 
@@ -140,6 +144,20 @@ def test_the_page_on_black_boxes_finds_the_optimum(tmp_path, monkeypatch, capsys
     exec("\n".join(blocks[1:]), names)
     assert names["result"].evaluations == 100
     assert (tmp_path / "search.json").exists()
+
+
+@pytest.mark.slow
+def test_the_page_on_black_boxes_has_a_pool_that_ctrl_c_ends_silently(tmp_path):
+    (block,) = re.findall(r"```python file\n(.*?)```", (DOCS / "black_boxes.md").read_text("utf-8"), re.DOTALL)
+    endless = block.replace("time.sleep(0.1)", "time.sleep(0)").replace("evaluations=1000", "evaluations=10**9")
+    (tmp_path / "parallel.py").write_text(endless)  # in which some processes always wait for work
+    words, pipe = [sys.executable, "parallel.py"], subprocess.PIPE
+    with subprocess.Popen(words, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        wait_until((tmp_path / "parallel.json").exists)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    assert out.endswith("stopped='interrupted')\n")
 
 
 # Torch's own warnings while exporting and saving.
