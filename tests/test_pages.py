@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import asng
 from asng import ASNG, fused, nas, report
@@ -186,6 +187,11 @@ def test_the_recipes_run_as_they_stand_and_find_good_networks(tmp_path, monkeypa
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 5
     distances = [record["score"] for record in names["result"].history]  # of a GAN
     assert min(distances) < 0.8 * distances[0]
+    found = names["with_skips"]
+    assert [found.values[f"block{i}"] for i in range(4)].count("skip") >= 2
+    assert [isinstance(block, nn.Identity) for block in found.model.blocks] == [
+        found.values[f"block{i}"] == "skip" for i in range(4)
+    ]
     for name in ("network.pt", "front.png", "history.png"):
         assert (tmp_path / name).exists()
 
