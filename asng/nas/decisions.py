@@ -122,7 +122,7 @@ class Decision(Arithmetic, Searchable):
             if not selected:
                 raise RuntimeError(
                     f"decision {self.name!r} has no value yet; call asng.nas.select(model, values) first, on a model "
-                    "that holds it as an attribute or in an nn.ModuleList"
+                    "that holds it as an attribute or in an nn.ModuleList; __init__ is too early to read it"
                 )
             if not torch.compiler.is_compiling():
                 selected[1].add(self.name)  # the search records which decisions are read

@@ -263,3 +263,8 @@ def test_what_the_optimizer_asks_fits():
         supernet.select(candidate.values)
         selected = {m.name: m.value for m in model.modules() if isinstance(m, Decision)}
         assert selected == candidate.values
+
+
+def test_a_value_that_is_read_while_the_model_is_built_is_too_early():
+    with pytest.raises(RuntimeError, match="'n' has no value yet; .*; __init__ is too early to read it"):
+        nn.Linear(4, nas.Value("n", Categorical([8, 16])).value)
