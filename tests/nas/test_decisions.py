@@ -266,5 +266,5 @@ def test_what_the_optimizer_asks_fits():
 
 
 def test_a_value_that_is_read_while_the_model_is_built_is_too_early():
-    with pytest.raises(RuntimeError, match="'n' has no value yet; .*; __init__ is too early to read it"):
+    with pytest.raises(RuntimeError, match=r"'n' has no value yet; .*; __init__ is too early to read it"):
         nn.Linear(4, nas.Value("n", Categorical([8, 16])).value)
