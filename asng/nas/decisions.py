@@ -185,7 +185,8 @@ class OneOf(Decision):
         super().__init__(name, Categorical(tuple(named)))
         for key, module in named.items():
             if not isinstance(module, nn.Module):
-                raise ValueError(f"OneOf {name!r} chooses among modules, got {module!r} for {key!r}; give instances")
+                cure = "nn.Identity() skips" if module is None else "give instances"
+                raise ValueError(f"OneOf {name!r} chooses among modules, got {module!r} for {key!r}; {cure}")
         self.options: nn.ModuleList = nn.ModuleList(named.values())
         self.positions: dict[Any, int] = {key: index for index, key in enumerate(named)}
 
