@@ -170,7 +170,11 @@ class _Contents:
         self, network: nn.Module, inputs: CallInputs, values: Values | None, description: str, needs_source: bool
     ) -> None:
         self._values, self._description, self._inputs = values, description, inputs
-        self._cases = [(inputs, _flatten(_run(network, inputs)))]
+        try:
+            self._cases = [(inputs, _flatten(_run(network, inputs)))]
+        except Exception as error:
+            error.add_note("in the network, called with the example inputs that nas.export was given")
+            raise
         try:
             self._cases.append((twice := _repeat(inputs), _flatten(_run(network, twice))))
         except Exception:  # a network, or an input such as a mask, of a fixed size

@@ -236,6 +236,12 @@ def test_example_inputs_are_needed_one_by_one(given, call, tmp_path):
         nas.export(nn.Linear(3, 2), tmp_path, *given, formats=["torch"])
 
 
+def test_an_example_that_the_network_does_not_take_is_named(tmp_path):
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes") as raised:
+        nas.export(nn.Linear(3, 2), tmp_path, torch.ones(2, 4), formats=["torch"])
+    assert raised.value.__notes__ == ["in the network, called with the example inputs that nas.export was given"]
+
+
 def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(ImportError, match=r"format safetensors needs safetensors .*pip install 'asng\[export\]'"):
