@@ -1,5 +1,6 @@
 """Black-box minimization: a loop around ask and tell, with the defaults of black boxes."""
 
+import inspect
 import math
 import re
 import sys
@@ -287,6 +288,7 @@ def _format_values(values: Mapping[str, Any]) -> str:
 def _check_callables(f: Any, executor: Any, limits: Any, callback: Any) -> None:
     if not callable(f):
         raise ValueError(f"minimize takes a function of the values first, then the space; got {str(f)[:80]} first")
+    _check_takes_values(f)
     methods = ("submit", "shutdown")
     if executor is not None and (isinstance(executor, type) or not all(hasattr(executor, each) for each in methods)):
         raise ValueError(
@@ -296,3 +298,17 @@ def _check_callables(f: Any, executor: Any, limits: Any, callback: Any) -> None:
         raise ValueError(f"limits must be a list of functions of the values, got {limits!r}")
     if callback is not None and not callable(callback):
         raise ValueError(f"callback must be a function of an evaluation, got {callback!r}")
+
+
+def _check_takes_values(f: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(f)
+    except (TypeError, ValueError):  # some functions in C have none
+        return
+    try:
+        signature.bind({})
+    except TypeError:
+        raise ValueError(
+            f"f is called with one dict of values, but takes {signature}; unpack the dict: def loss(values): return "
+            "f(**values)"
+        ) from None

@@ -192,6 +192,8 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
     if not folder.is_dir():
         what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
         around = f"; did you mean {folder.parent}?" if (folder.parent / CONFIG).exists() else ""
+        if folder.exists() and not around:
+            around = ", not the folder of a run; the same call continues a checkpoint of nas.search or asng.minimize"
         raise ValueError(f"{what}{nearest_path(folder) or around}")
     if not path.exists():
         runs = sorted(str(each.parent) for each in folder.glob(f"*/{CONFIG}"))
@@ -206,11 +208,18 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
             f"{folder} is a run of format {found}, made by asng {made}; this asng, {__version__}, reads format "
             f"{RUN_FORMAT}: run it again in another folder, or use the one that made it"
         )
+    if experiment is not None and is_own_search(config):
+        raise ValueError(f"{folder} is no run of {experiment}, but a search of your own, which SearchResult.save saved")
     if experiment is not None and config.get("experiment") != experiment:
         raise ValueError(f"{folder} is no run of {experiment}: its {CONFIG} says {shorten(config.get('experiment'))}")
     if needs is not None and not (folder / needs).is_file():
         raise ValueError(f"there is no {folder / needs} yet; let the run get that far: the same command continues it")
     return config
+
+
+def is_own_search(config: Mapping[str, Any]) -> bool:
+    """Whether a run was saved by `SearchResult.save`, whatever its settings call it; no command has an `optimizer`."""
+    return config.keys() >= {"version", "optimizer"}
 
 
 def seed_folders(folder: Path) -> list[Path]:

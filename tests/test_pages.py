@@ -1,6 +1,9 @@
 """The code of the documentation runs as it stands, page by page, and finds what the pages say."""
 
+import os
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from statistics import median
@@ -8,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import asng
 from asng import ASNG, fused, nas, report
+from tests.helpers.commands import wait_until
 from tests.helpers.examples import run
 from tests.helpers.pages import DOCS, RECIPES, blocks_of, run_page
 
@@ -142,6 +147,20 @@ def test_the_page_on_black_boxes_finds_the_optimum(tmp_path, monkeypatch, capsys
     assert (tmp_path / "search.json").exists()
 
 
+@pytest.mark.slow
+def test_the_page_on_black_boxes_has_a_pool_that_ctrl_c_ends_silently(tmp_path):
+    (block,) = re.findall(r"```python file\n(.*?)```", (DOCS / "black_boxes.md").read_text("utf-8"), re.DOTALL)
+    endless = block.replace("time.sleep(0.1)", "time.sleep(0)").replace("evaluations=1000", "evaluations=10**9")
+    (tmp_path / "parallel.py").write_text(endless)  # in which some processes always wait for work
+    words, pipe = [sys.executable, "parallel.py"], subprocess.PIPE
+    with subprocess.Popen(words, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        wait_until((tmp_path / "parallel.json").exists)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    assert out.endswith("stopped='interrupted')\n")
+
+
 # Torch's own warnings while exporting and saving.
 @pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
 @pytest.mark.long
@@ -168,6 +187,11 @@ def test_the_recipes_run_as_they_stand_and_find_good_networks(tmp_path, monkeypa
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 5
     distances = [record["score"] for record in names["result"].history]  # of a GAN
     assert min(distances) < 0.8 * distances[0]
+    found = names["with_skips"]
+    assert [found.values[f"block{i}"] for i in range(4)].count("skip") >= 2
+    assert [isinstance(block, nn.Identity) for block in found.model.blocks] == [
+        found.values[f"block{i}"] == "skip" for i in range(4)
+    ]
     for name in ("network.pt", "front.png", "history.png"):
         assert (tmp_path / name).exists()
 

@@ -101,6 +101,7 @@ def test_messages_of_torch_are_those_that_it_has():
         "empty(): argument 'size' …": lambda: nn.Linear(width, 2),  # type: ignore[arg-type]
         "'Width' object is not iterable": lambda: nn.LayerNorm(width),
         "'<=' not supported between instances of 'Width' and 'int'": lambda: nn.MultiheadAttention(width, 2),
+        "hidden_size should be of type int, got: Width": lambda: nn.LSTM(4, width),
         "should contain … elements not …": lambda: run_static_after_elastic(nn.BatchNorm1d(8)),
         "mat1 and mat2 shapes cannot be multiplied": lambda: run_static_after_elastic(nn.Linear(8, 2)),
     }

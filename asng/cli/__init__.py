@@ -8,7 +8,7 @@ import atexit
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -61,11 +61,6 @@ def commands() -> dict[str, str]:
     """The words of each command, and what it is for."""
     verbs = {name: each.verbs() if isinstance(each, Images) else each for name, each in EXPERIMENTS.items()}
     return {f"{name} {verb}": purpose for name, each in verbs.items() for verb, purpose in each.items()} | OF_RUNS
-
-
-def is_own_search(config: Mapping[str, Any]) -> bool:
-    """Whether a run is a search that a program of the user's own has saved."""
-    return config.get("kind") == "search" and str(config.get("experiment")) not in EXPERIMENTS
 
 
 def function_of(command: str) -> Callable[[Sequence[str]], None]:

@@ -8,12 +8,12 @@ from typing import Literal
 
 from asng import nas
 from asng._untrusted import shorten
-from asng.cli import EXPERIMENTS, Images, is_own_search
+from asng.cli import EXPERIMENTS, Images
 from asng.cli.flags import parse_command
 from asng.cli.terminal import OutputFlags, command_progress_bar, output_of, print_lines
 from asng.experiments._export import Exportable, load_digits_run, load_image_run
 from asng.nas.export import plan_files
-from asng.runs import read_config
+from asng.runs import is_own_search, read_config
 
 Format = Literal["json", "safetensors", "python", "torch", "onnx"]
 

@@ -91,7 +91,7 @@ def run_search(task: type[Task], arguments: Sequence[str]) -> None:
         output.line = f"Train it from scratch: {command}"
 
     with terminal.output_of(flags) as output:
-        loaded = _load_task(task, flags)
+        loaded = _load_task(task, flags, output)
         estimate = partial(estimate_search, loaded, flags.settings, capture=flags.capture)
         terminal.run_seeds(flags, run_one, estimate, output)
 
@@ -120,7 +120,7 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
 
     values = _choose_values(task, flags, searched)  # what is wrong with it is said before data is loaded
     with terminal.output_of(flags) as output:
-        loaded = _load_task(task, flags)
+        loaded = _load_task(task, flags, output)
         terminal.run_seeds(flags, run_one, partial(estimate_training, loaded, flags.settings, values), output)
 
 
@@ -158,12 +158,15 @@ def _fill(output: Output, folder: Path, summary: Mapping[str, Any]) -> None:
     output["figures"] = figures or {"train_loss": summary["last"].get("train_loss")}
 
 
-def _load_task(task: type[Task], flags: Any) -> Task:
+def _load_task(task: type[Task], flags: Any, output: Output) -> Task:
     if not flags.dry_run:  # before the data, which may take minutes
         check_writable((flags.out or getattr(flags, "run", None) or Path("runs")) / CONFIG)
     with terminal.command_progress_bar(task.loading) as progress:
         load = task.load_for_estimate if flags.dry_run else task.load
         loaded = load(flags.where, progress)
+    if flags.dry_run:
+        output["data"] = task.describe_source(flags.where)
+        terminal.print_lines(f"Data: {output['data']}")
     terminal.print_lines(*loaded.describe_data(flags.settings))
     return loaded
 

@@ -8,12 +8,21 @@ from typing import Any, get_type_hints
 from asng._checks import did_you_mean
 from asng._files import is_locked
 from asng._untrusted import mismatch, read_json_lines
-from asng.cli import OF_RUNS, commands, function_of, is_own_search, parts_of_command
+from asng.cli import OF_RUNS, commands, function_of, parts_of_command
 from asng.cli.flags import flags_of, parse_command
 from asng.cli.terminal import OutputFlags, output_of, print_lines
 from asng.report._command import to_flags
 from asng.report._read import read_run
-from asng.runs import ARCHITECTURE, CONFIG, ENVIRONMENT, LOCK, read_config, seed_folders, settings_from_config
+from asng.runs import (
+    ARCHITECTURE,
+    CONFIG,
+    ENVIRONMENT,
+    LOCK,
+    is_own_search,
+    read_config,
+    seed_folders,
+    settings_from_config,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,11 +71,12 @@ def find_runs(top: Path) -> Iterator[Path]:
 
 
 def describe_run(folder: Path) -> dict[str, Any] | None:
-    """Kind, progress and scores of a run, even where files are damaged; None for one of no experiment."""
+    """Kind, progress and scores of a run, even where files are damaged; None for one of another program."""
     size, newest = _size_and_time(folder)
     about: dict[str, Any] = {"folder": str(folder), "bytes": size, "age_seconds": max(0.0, time.time() - newest)}
     try:
-        if not isinstance(runs.read_config(folder).get("experiment"), str):
+        config = runs.read_config(folder)
+        if not isinstance(config.get("experiment"), str) and not runs.is_own_search(config):
             return None
         run = read_run(folder)
     except (ValueError, OSError) as error:
@@ -84,7 +85,7 @@ def describe_run(folder: Path) -> dict[str, Any] | None:
     state = "damaged" if run.faults else "finished" if run.is_finished else "interrupted"
     if is_locked(folder / runs.LOCK):
         state = "running"
-    about |= {"run": f"{run.config['experiment']} {run.config.get('kind')}"[:MAX_NAME], "state": state}
+    about |= {"run": run.kind[:MAX_NAME], "state": state}
     about |= {"fault": run.faults[0] if run.faults else None, "best": best_of(run)}
     return {**about, "progress": run.progress and dict(zip(("done", "total", "unit"), run.progress, strict=True))}
 

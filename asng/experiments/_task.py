@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from asng import RandomSearch, nas
 from asng._progress import Progress, no_progress
 from asng._untrusted import read_text
-from asng.experiments._images import ImageSet, Transform
+from asng.experiments._images import ImageSet, Transform, data_folder
 from asng.experiments._settings import JobSettings, SearchSettings
 from asng.nas._candidates import to_outcome
 from asng.nas.architecture import from_json
@@ -96,6 +96,11 @@ class Task(ABC):
     def load_for_estimate(cls, where: Any, progress: Progress) -> Self:
         """The task, to time some steps with; nothing is downloaded."""
         return cls.load(where, progress)
+
+    @classmethod
+    def describe_source(cls, where: Any) -> str:
+        """Where the data is, or what would be downloaded."""
+        return f"in {data_folder(where.data)}"
 
     def train_indices(self, settings: Any) -> Tensor:
         """Indices of the training images that are used; all by default."""

@@ -55,6 +55,9 @@ class Schedules:
             )
         self._schedulers: list[Any] = self._cosines(epochs) if given is None else as_list(given)
         for scheduler in self._schedulers:
+            if isinstance(scheduler, type):
+                kind = scheduler.__name__
+                raise ValueError(f"lr_scheduler is the class {kind}; make one: {kind}(weight_optimizer, ...)")
             if not any(getattr(scheduler, "optimizer", None) is one for one in self._optimizers):
                 raise ValueError(
                     "lr_scheduler belongs to another optimizer; pass the one it was made with as weight_optimizer"

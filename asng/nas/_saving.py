@@ -32,6 +32,8 @@ def save_result(result: "SearchResult", given: str | Path, settings: Mapping[str
     folder = as_path(given, "folder")
     if not isinstance(settings, Mapping):
         raise ValueError(f"settings must be a dict, such as {{'seed': 0}}, got {settings!r}")
+    if taken := {"format", "version"} & settings.keys():
+        raise ValueError(f"settings must not have {min(taken)!r}, by which asng reads the folder; call it otherwise")
     if (folder / "config.json").exists():
         raise ValueError(f"{folder} holds a run already; save the result in another folder")
     optimizer = result.arch_optimizer

@@ -194,7 +194,12 @@ class Training:
     def _backward(self, values: Values, loss: Tensor, shares: float) -> bool:
         """Add a candidate's share to the gradient; an architecture without weights has none."""
         if loss.requires_grad:
-            self._weight_optimizers.scaler.scale(loss / shares).backward()  # type: ignore[no-untyped-call]
+            try:
+                self._weight_optimizers.scaler.scale(loss / shares).backward()  # type: ignore[no-untyped-call]
+            except RuntimeError as error:
+                if "backward through the graph a second time" in str(error):
+                    error.add_note("the search calls backward(); loss_fn returns the loss without calling it")
+                raise
         elif any(
             parameter.requires_grad
             for module in self._supernet.active_modules()

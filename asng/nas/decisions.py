@@ -122,7 +122,7 @@ class Decision(Arithmetic, Searchable):
             if not selected:
                 raise RuntimeError(
                     f"decision {self.name!r} has no value yet; call asng.nas.select(model, values) first, on a model "
-                    "that holds it as an attribute or in an nn.ModuleList"
+                    "that holds it as an attribute or in an nn.ModuleList; __init__ is too early to read it"
                 )
             if not torch.compiler.is_compiling():
                 selected[1].add(self.name)  # the search records which decisions are read
@@ -185,7 +185,8 @@ class OneOf(Decision):
         super().__init__(name, Categorical(tuple(named)))
         for key, module in named.items():
             if not isinstance(module, nn.Module):
-                raise ValueError(f"OneOf {name!r} chooses among modules, got {module!r} for {key!r}; give instances")
+                cure = "nn.Identity() skips" if module is None else "give instances"
+                raise ValueError(f"OneOf {name!r} chooses among modules, got {module!r} for {key!r}; {cure}")
         self.options: nn.ModuleList = nn.ModuleList(named.values())
         self.positions: dict[Any, int] = {key: index for index, key in enumerate(named)}
 

@@ -140,7 +140,11 @@ def _to_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallInputs:
     """Examples on the CPU, in float32, with a batch of at least two, as a single one would be taken for fixed."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim]
     if not tensors:
-        raise ValueError("give example inputs, tensors with the batch first, as in nas.export(model, folder, example)")
+        first = args[0] if args else None
+        example = "*batch" if isinstance(first, (tuple, list)) else "kwargs=batch" if isinstance(first, dict) else "x"
+        raise ValueError(
+            f"give example inputs, tensors with the batch first, as in nas.export(model, folder, {example})"
+        )
     moved: CallInputs = map_leaves(_to_float, (args, kwargs))
     return _repeat(moved) if any(len(tensor) == 1 for tensor in tensors) else moved
 
@@ -166,7 +170,11 @@ class _Contents:
         self, network: nn.Module, inputs: CallInputs, values: Values | None, description: str, needs_source: bool
     ) -> None:
         self._values, self._description, self._inputs = values, description, inputs
-        self._cases = [(inputs, _flatten(_run(network, inputs)))]
+        try:
+            self._cases = [(inputs, _flatten(_run(network, inputs)))]
+        except Exception as error:
+            error.add_note("in the network, called with the example inputs that nas.export was given")
+            raise
         try:
             self._cases.append((twice := _repeat(inputs), _flatten(_run(network, twice))))
         except Exception:  # a network, or an input such as a mask, of a fixed size

@@ -86,7 +86,12 @@ def recalibrate(
 def _forward(model: nn.Module, batch: Any) -> Any:
     inputs = to_device(batch[0] if isinstance(batch, (tuple, list)) else batch, find_device(model))
     keywords = _keywords(model, inputs) if isinstance(inputs, Mapping) else {}
-    return model(**keywords) if keywords else model(inputs)
+    try:
+        return model(**keywords) if keywords else model(inputs)
+    except TypeError as error:
+        if isinstance(batch, (tuple, list)):
+            error.add_note("recalibrate gives batch[0] to the model; for more pass forward=lambda model, batch: ...")
+        raise
 
 
 def _keywords(model: nn.Module, inputs: Mapping[Any, Any]) -> dict[str, Any]:

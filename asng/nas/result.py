@@ -187,7 +187,8 @@ class SearchResult:
             front: What `front` returned for this result, to be shown.
 
         Raises:
-            ValueError: `folder` is no path or holds a run already, or JSON cannot hold the settings.
+            ValueError: `folder` is no path or holds a run already, or JSON cannot hold the settings, or one of them is
+                called `format` or `version`.
 
         >>> import tempfile, torch
         >>> from asng import ASNG, nas, report

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asng.report._read import RunData
-from asng.runs import ARCHITECTURE
+from asng.runs import ARCHITECTURE, is_own_search
 
 VERBS = {"search", "retrain", "sweep"}  # that a run's settings repeat
 NOT_FLAGS = {"experiment", "kind", "version", "format", "architecture", "faces"}  # what else a configuration holds
@@ -21,8 +21,8 @@ def repeat_commands(runs: Sequence[RunData]) -> list[str]:
 
 def _repeat_command(run: RunData, seeds: int) -> str | None:
     """The command, quoted for a shell, with all settings and a folder of its own; None for a run of no command."""
-    is_saved_result = "version" not in run.config or "optimizer" in run.config  # by `SearchResult.save`
-    if is_saved_result or len(run.kind.split()) != 2 or run.kind.split()[1] not in VERBS:
+    is_command = "version" in run.config and not is_own_search(run.config)
+    if not is_command or len(run.kind.split()) != 2 or run.kind.split()[1] not in VERBS:
         return None
     flags = {name: value for name, value in run.config.items() if name not in NOT_FLAGS}
     if run.kind.endswith(" retrain"):

@@ -68,6 +68,19 @@ def request_of(monkeypatch, tmp_path):
 # Search
 
 
+@pytest.mark.parametrize("verb", [["search"], ["retrain", "--architecture", "random"]], ids=["search", "retrain"])
+def test_a_dry_run_says_where_the_data_is_and_what_would_be_downloaded(verb, release, tmp_path, monkeypatch):
+    monkeypatch.setattr(requests, "get", lambda *arguments, **options: pytest.fail("it downloads"))
+    words = ["cifar10", *verb, *TINY, "--dry-run"]
+    assert run(*words).out.splitlines()[0] == f"Data: CIFAR-10 in {release}"
+    missing = run(*words, "--data", str(tmp_path), "--json")
+    assert json.loads(missing.out)["data"] == (
+        f"CIFAR-10 is not in {tmp_path / data.FOLDER}; the run downloads it ({data.RELEASE.size / 1e6:.0f} MB from "
+        f"{data.RELEASE.url}); random images take its place here"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_search_leaves_its_run_and_says_how_to_go_on(search_run):
     folder, done = search_run
     assert (done.code, done.err) == (0, "")

@@ -11,8 +11,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from asng import nas
+from asng import Integer, minimize, nas
 from asng._progress import no_progress
+from asng.cli import EXPERIMENTS, commands, parts_of_command
+from asng.cli.flags import flags_of
 from asng.experiments import _export, _figures, digits
 from asng.experiments.cifar10 import data, drawing
 from asng.experiments.cifar10.task import Cifar10
@@ -168,7 +170,6 @@ def test_the_help_explains_all_flags_with_examples():
         ({"experiment": "digits", "kind": "tune"}, "is an asng digits tune; asng export takes asng digits search"),
         ({"experiment": "cifar10", "kind": "search"}, "checkpoint.pt yet; let the run get that far"),
         ({"experiment": ["digits"]}, "which has no network"),
-        ({"experiment": ["digits"], "kind": "search"}, "is a search of your own"),
         ({"experiment": "9" * 5000}, "999..., which has no network"),
         ({"experiment": "digits", "kind": "search"}, "is damaged (it has no 'epochs')"),
     ],
@@ -196,6 +197,34 @@ def test_a_search_of_ones_own_is_told_the_call_that_exports_it(given, tmp_path, 
     assert (
         nas.from_json(Path("mine/export/architecture.json").read_text(), result.arch_optimizer.space) == result.values
     )
+
+
+@pytest.mark.parametrize(
+    "settings", [{"experiment": name} for name in EXPERIMENTS] + [{"kind": "training"}, {}], ids=str
+)
+def test_a_search_of_ones_own_is_one_whatever_its_settings_call_it(settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_search(nn.Sequential(nas.OneOf("act", [nn.ReLU(), nn.Tanh()]), nn.Linear(4, 3))).save("mine", settings)
+    for verb in ("export", "resume"):
+        assert refusal(verb, "mine").startswith("mine is a search of your own")
+    for verb in ("retrain", "evaluate"):
+        assert "mine is no run of cifar10, but a search of your own" in refusal("cifar10", verb, "mine")
+    (listed,) = json.loads(run("runs", ".", "--json").out)["runs"]
+    assert listed["state"] == "finished"
+    assert run("report", "mine").code == 0
+
+
+@pytest.mark.parametrize("verb", ["report", "resume"])
+def test_a_checkpoint_is_told_that_the_same_call_continues_it(verb, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    minimize(lambda values: values["n"], {"n": Integer(1, 9)}, evaluations=2, checkpoint="mine.json", progress=False)
+    cure = "the same call continues a checkpoint of nas.search or asng.minimize"
+    assert refusal(verb, "mine.json") == f"mine.json is a file, not the folder of a run; {cure}"
+
+
+def test_no_setting_of_a_command_is_that_of_saved_results():
+    names = {flag.name for command in commands() for flag in flags_of(*parts_of_command(command))}
+    assert "optimizer" not in names
 
 
 def test_a_damaged_checkpoint_is_refused(runs, tmp_path):

@@ -326,3 +326,9 @@ def test_minimize_with_its_arguments_swapped_says_so():
     space = {"n": Integer(1, 9)}
     with pytest.raises(ValueError, match=r"a function of the values first, then the space; got \{'n'"):
         minimize(space, lambda values: values["n"], evaluations=10)  # type: ignore[arg-type]
+
+
+def test_a_function_that_takes_the_values_one_by_one_is_told_how_to_unpack_them():
+    space = {"n": Integer(1, 9), "m": Integer(1, 9)}
+    with pytest.raises(ValueError, match=r"one dict of values, but takes \(n, m\); unpack .*: return f\(\*\*values\)"):
+        minimize(lambda n, m: n + m, space, evaluations=10)  # type: ignore[arg-type, misc]

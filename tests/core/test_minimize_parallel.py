@@ -345,7 +345,9 @@ def test_the_start_of_a_process_takes_nothing_from_the_timeout(method, tmp_path)
     assert [evaluation.error for evaluation in result.history if evaluation.error] == ["no result within 1 seconds"]
 
 
-@pytest.mark.parametrize("f", [lambda values: 0, partial(loss, threading.Lock())], ids=["a lambda", "a lock"])
+@pytest.mark.parametrize(
+    "f", [lambda values: 0, partial(hang_once, folder=threading.Lock())], ids=["a lambda", "a lock"]
+)
 def test_a_function_that_cannot_be_pickled_is_refused_at_once(f):
     with (
         ProcessPoolExecutor(1) as pool,

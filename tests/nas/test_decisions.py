@@ -147,6 +147,7 @@ def test_widths_of_one_name_conflict_across_layers():
         (lambda: Pick(3, 3), "a decision needs a name, got 3"),
         (lambda: Value("k", [1, 3]), r"'k' needs a variable, such as asng.Integer\(1, 3\), got \[1, 3\]"),
         (lambda: OneOf("op", [nn.ReLU(), torch.relu]), "'op' chooses among modules, got .*relu.* for 1"),
+        (lambda: OneOf("op", {"relu": nn.ReLU(), "skip": None}), r"got None for 'skip'; nn\.Identity\(\) skips"),
         (lambda: OneOf("op", []), "OneOf 'op' chooses among modules, got none"),
         (lambda: Pick("from", 0), "the number of inputs of Pick 'from' must be at least 1, got 0"),
         (lambda: Pick("from", [1, 2]), r"Pick 'from' must be an integer, got \[1, 2\]"),
@@ -263,3 +264,8 @@ def test_what_the_optimizer_asks_fits():
         supernet.select(candidate.values)
         selected = {m.name: m.value for m in model.modules() if isinstance(m, Decision)}
         assert selected == candidate.values
+
+
+def test_a_value_that_is_read_while_the_model_is_built_is_too_early():
+    with pytest.raises(RuntimeError, match=r"'n' has no value yet; .*; __init__ is too early to read it"):
+        nn.Linear(4, nas.Value("n", Categorical([8, 16])).value)

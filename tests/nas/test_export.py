@@ -1,5 +1,6 @@
 """What is extracted leaves by several formats, and runs where asng cannot be imported."""
 
+import re
 import sys
 from typing import Any
 
@@ -220,9 +221,25 @@ def test_what_cannot_be_exported_is_refused_with_the_cure(model, given, message,
     assert not (tmp_path / "new").exists()
 
 
-def test_example_inputs_are_needed(tmp_path):
-    with pytest.raises(ValueError, match="give example inputs, tensors with the batch first"):
-        nas.export(nn.Linear(3, 2), tmp_path, formats=["torch"])
+@pytest.mark.parametrize(
+    ("given", "call"),
+    [
+        ([], "folder, x)"),
+        ([(torch.ones(2, 3), torch.ones(2))], "folder, *batch)"),
+        ([{"input": torch.ones(2, 3)}], "folder, kwargs=batch)"),
+    ],
+    ids=["nothing", "tuple", "dict"],
+)
+def test_example_inputs_are_needed_one_by_one(given, call, tmp_path):
+    cure = re.escape(f"give example inputs, tensors with the batch first, as in nas.export(model, {call}")
+    with pytest.raises(ValueError, match=cure):
+        nas.export(nn.Linear(3, 2), tmp_path, *given, formats=["torch"])
+
+
+def test_an_example_that_the_network_does_not_take_is_named(tmp_path):
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes") as raised:
+        nas.export(nn.Linear(3, 2), tmp_path, torch.ones(2, 4), formats=["torch"])
+    assert raised.value.__notes__ == ["in the network, called with the example inputs that nas.export was given"]
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch):

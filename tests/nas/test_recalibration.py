@@ -105,6 +105,20 @@ def test_batches_are_inputs_pairs_or_what_forward_takes():
     assert len(set(results)) == 1
 
 
+def test_a_model_of_several_inputs_is_told_how_to_give_them():
+    class TwoInputs(nn.BatchNorm2d):
+        def forward(self, x, lengths):  # type: ignore[override]
+            return super().forward(x)
+
+    data, net = [(batch, len(batch)) for batch in batches(2)], TwoInputs(1)
+    with pytest.raises(TypeError, match="lengths") as raised:
+        recalibrate(net, data)
+    assert raised.value.__notes__ == [
+        "recalibrate gives batch[0] to the model; for more pass forward=lambda model, batch: ..."
+    ]
+    recalibrate(net, data, forward=lambda model, batch: model(*batch))
+
+
 class ByKeyword(nn.Module):
     """Takes its inputs by keyword, as models of Hugging Face do."""
 

@@ -80,6 +80,13 @@ def test_settings_that_json_cannot_hold_are_refused_before_anything_is_written(t
     assert not (tmp_path / "mine").exists()
 
 
+@pytest.mark.parametrize("name", ["format", "version"])
+def test_settings_do_not_say_how_the_folder_is_read(name, tmp_path):
+    with pytest.raises(ValueError, match=f"settings must not have '{name}', by which asng reads the folder"):
+        result_with([]).save(tmp_path / "mine", {name: "png"})
+    assert not (tmp_path / "mine").exists()
+
+
 def test_a_tree_has_the_decisions_where_they_lie_in_the_model():
     width = nas.Width("width", 4, 8)
     deep = nn.Sequential(nas.Linear(width, width), nas.OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()}))

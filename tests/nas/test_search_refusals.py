@@ -161,6 +161,18 @@ def test_an_error_in_the_loss_says_in_which_architecture():
     assert error.value.__notes__ in (["in the architecture {'which': 0}"], ["in the architecture {'which': 1}"])
 
 
+def test_a_loss_that_calls_backward_is_told_who_does():
+    def loss_fn(model, batch):
+        loss = cross_entropy(model, batch)
+        if loss.requires_grad:
+            loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match="a second time") as raised:
+        run_search(loss_fn=loss_fn)
+    assert "the search calls backward(); loss_fn returns the loss without calling it" in raised.value.__notes__
+
+
 def test_an_epoch_without_a_finite_loss_ends_the_search(tmp_path):
     path = tmp_path / "checkpoint.pt"
     calls = itertools.count()
@@ -214,6 +226,10 @@ def test_a_folder_is_no_checkpoint(tmp_path):
         (
             {"lr_scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(Net().parameters(), 0.1), 1)},
             "lr_scheduler belongs to another optimizer; pass the one",
+        ),
+        (
+            {"lr_scheduler": torch.optim.lr_scheduler.StepLR},
+            r"lr_scheduler is the class StepLR; make one: StepLR\(weight_optimizer, \.\.\.\)",
         ),
     ],
 )

@@ -82,6 +82,15 @@ def has_cifar10(given: Path | None) -> bool:
     return len(_missing_files(_folder(data_folder(given)))) < len(RELEASE.files)
 
 
+def describe_source(given: Path | None) -> str:
+    """Where the files are, or what would be downloaded."""
+    folder = _folder(data_folder(given))
+    if has_cifar10(given):
+        return f"CIFAR-10 in {folder}"
+    download = f"{RELEASE.size / 1e6:.0f} MB from {RELEASE.url}"
+    return f"CIFAR-10 is not in {folder}; the run downloads it ({download}); random images take its place here"
+
+
 def make_noise(device: torch.device | str) -> tuple[ImageSet, ImageSet]:
     """Random images in the place of CIFAR-10, as many, for timing steps."""
     generator = torch.Generator().manual_seed(0)

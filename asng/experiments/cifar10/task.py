@@ -153,6 +153,10 @@ class Cifar10(Task):
             return cls.load(where, progress)
         return cls(*data.make_noise(parse_device(where.device)), kernels=where.kernels)
 
+    @classmethod
+    def describe_source(cls, where: Cifar10DataSettings) -> str:
+        return data.describe_source(where.data)
+
     def train_indices(self, settings: Cifar10SearchSettings | Cifar10RetrainSettings) -> Tensor:
         return torch.arange(settings.num_train_images)
 

@@ -18,7 +18,15 @@ from asng.experiments._images import ImageSet, Transform
 from asng.experiments._settings import IterationSettings, SearchSettings, parse_device
 from asng.experiments._task import DataSettings, EvaluateSettings, Task, Values
 from asng.experiments.inpainting import encoding, measures
-from asng.experiments.inpainting.data import Mask, describe_faces, fixed_masks, load_faces, load_folder, mask_batches
+from asng.experiments.inpainting.data import (
+    Mask,
+    describe_faces,
+    faces_folder,
+    fixed_masks,
+    load_faces,
+    load_folder,
+    mask_batches,
+)
 from asng.experiments.inpainting.encoding import Encoding
 from asng.experiments.inpainting.network import Net, new_autoencoder, to_device_format
 from asng.experiments.inpainting.pictures import picture
@@ -194,6 +202,10 @@ class Inpainting(Task):
                 "and lists, or name a folder to test on by --pictures"
             )
         return task
+
+    @classmethod
+    def describe_source(cls, where: FaceSettings) -> str:
+        return f"faces in {faces_folder(where.data)}"
 
     def train_indices(self, settings: InpaintingSearchSettings | InpaintingRetrainSettings) -> Tensor:
         return spread_indices(len(self.train), settings.num_train_images or len(self.train))
