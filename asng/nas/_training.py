@@ -167,7 +167,14 @@ class Training:
             index = waiting.pop(0)
             values, done = candidates[index], []
             for part, fraction in parts:
+                gradient = self._any_gradient()
+                version = None if gradient is None else gradient._version
                 outcome = self._failures.attempt(run, values, part)
+                if gradient is not None and (self._any_gradient() is not gradient or gradient._version != version):
+                    raise ValueError(
+                        "loss_fn changes gradients; leave out zero_grad() and backward() in it: the search calls them, "
+                        "and adds up the gradients of all candidates of a step"
+                    )
                 shares = len(candidates) * len(batches) / fraction
                 if outcome is None or not self._failures.attempt(self._backward, values, outcome.loss, shares):
                     break
@@ -182,6 +189,10 @@ class Training:
                 self._weight_optimizers.reset_gradients(before)
                 waiting, added = added + waiting, []
         return outcomes
+
+    def _any_gradient(self) -> Tensor | None:
+        gradients = (parameter.grad for parameter in self._weight_optimizers.parameters)
+        return next((gradient for gradient in gradients if gradient is not None), None)
 
     def _drop_failed(self, outcomes: list[Outcome | None], before: list[Tensor | None]) -> None:
         """Drop the gradient of a candidate that failed in another process of its group."""

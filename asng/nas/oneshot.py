@@ -315,7 +315,13 @@ class OneShot:
 
     def _run(self, values: Values, batch: Batch) -> Outcome:
         """The loss and the metrics of a candidate."""
-        return _candidates.to_outcome(self._call(self._loss_fn, values, batch))
+        is_training = self.model.training
+        outcome = _candidates.to_outcome(self._call(self._loss_fn, values, batch))
+        if is_training and not self.model.training:
+            raise ValueError(
+                "loss_fn leaves the model in evaluation mode, also for later steps; leave out eval() in it"
+            )
+        return outcome
 
     def _run_judge(self, values: Values, batch: Batch) -> Outcome:
         """The score and the metrics of a candidate."""

@@ -173,6 +173,25 @@ def test_a_loss_that_calls_backward_is_told_who_does():
     assert "the search calls backward(); loss_fn returns the loss without calling it" in raised.value.__notes__
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_loss_that_clears_gradients_is_refused(set_to_none):
+    def loss_fn(model, batch):
+        for parameter in model.parameters():
+            if set_to_none or parameter.grad is None:
+                parameter.grad = None
+            else:
+                parameter.grad.zero_()
+        return cross_entropy(model, batch)
+
+    with pytest.raises(ValueError, match=r"loss_fn changes gradients; leave out zero_grad\(\) and backward\(\) in it"):
+        run_search(loss_fn=loss_fn)
+
+
+def test_a_loss_that_leaves_the_model_in_evaluation_mode_is_refused():
+    with pytest.raises(ValueError, match=r"loss_fn leaves the model in evaluation mode.*; leave out eval\(\) in it"):
+        run_search(loss_fn=lambda model, batch: cross_entropy(model.eval(), batch))
+
+
 def test_an_epoch_without_a_finite_loss_ends_the_search(tmp_path):
     path = tmp_path / "checkpoint.pt"
     calls = itertools.count()
