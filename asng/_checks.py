@@ -1,9 +1,10 @@
 """Conversion and validation of arguments; ValueError names the value and the cure."""
 
 import difflib
+import inspect
 import math
 import operator
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from itertools import count, cycle, islice, repeat
 from numbers import Rational
 from typing import Any
@@ -162,6 +163,27 @@ def _take_losses(losses: Iterable[Any], n: int) -> list[Any]:
     if each is None:
         raise ValueError(f"tell takes a list of losses, in the order of the candidates, got {losses!r}")
     return list(islice(each, n + 1))
+
+
+def unfit_signature(
+    function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any] | None = None
+) -> inspect.Signature | None:
+    """The signature of a function that cannot be called so; None if it can, or if nothing is known of it.
+
+    A decorator may change the arguments, so it is that of the wrapper, which `functools.wraps` hides.
+
+    >>> unfit_signature(lambda x, y: 0, [1]), unfit_signature(lambda x, y=2: 0, [1])
+    (<Signature (x, y)>, None)
+    """
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except Exception:  # some functions in C have none, and annotations may fail when they are evaluated
+        return None
+    try:
+        signature.bind(*args, **kwargs or {})
+    except TypeError:
+        return signature
+    return None
 
 
 def did_you_mean(word: str, known: Iterable[str], show: Callable[[str], str] = str) -> str:

@@ -1,6 +1,5 @@
 """Black-box minimization: a loop around ask and tell, with the defaults of black boxes."""
 
-import inspect
 import math
 import re
 import sys
@@ -16,7 +15,7 @@ import numpy as np
 
 from asng._asktell import Optimizer, Seed
 from asng._blackbox import BlackBox, Evaluation, Limits, Trial
-from asng._checks import check_bool, check_float, check_int
+from asng._checks import check_bool, check_float, check_int, unfit_signature
 from asng._evaluation import Evaluator, ExecutorLost, InExecutor
 from asng._progress import Progress, no_progress, progress_bar
 from asng._signals import sigterm_as_interrupt
@@ -155,7 +154,7 @@ def minimize(
     Result(values={'op': 'mul', 'n': 7}, loss=0, evaluations=18, stopped='nothing new')
     """
     check_int(evaluations, "evaluations", min=2)
-    _check_callables(f, executor, limits, callback)
+    _check_callables(f, space, executor, limits, callback)
     run = BlackBox(space, population_size, initial, seed, noisy, limits, restarts)
     target = -math.inf if target is None else check_float(target, "target", gt=-math.inf)
     evaluator: Evaluator[Trial] = Evaluator(f)
@@ -285,10 +284,15 @@ def _format_values(values: Mapping[str, Any]) -> str:
     return f"{{{', '.join(shown + ['...'] * (len(values) > MAX_SHOWN))}}}"
 
 
-def _check_callables(f: Any, executor: Any, limits: Any, callback: Any) -> None:
+def _check_callables(f: Any, space: Any, executor: Any, limits: Any, callback: Any) -> None:
     if not callable(f):
         raise ValueError(f"minimize takes a function of the values first, then the space; got {str(f)[:80]} first")
-    _check_takes_values(f)
+    if (signature := unfit_signature(f, [{}])) is not None:
+        unpacks = isinstance(space, Mapping) and unfit_signature(f, [], space) is None
+        call = "f(**values)" if unpacks else "f(values, ...)"
+        raise ValueError(
+            f"f is called with one dict of values, but takes {signature}; wrap it: def loss(values): return {call}"
+        )
     methods = ("submit", "shutdown")
     if executor is not None and (isinstance(executor, type) or not all(hasattr(executor, each) for each in methods)):
         raise ValueError(
@@ -298,17 +302,3 @@ def _check_callables(f: Any, executor: Any, limits: Any, callback: Any) -> None:
         raise ValueError(f"limits must be a list of functions of the values, got {limits!r}")
     if callback is not None and not callable(callback):
         raise ValueError(f"callback must be a function of an evaluation, got {callback!r}")
-
-
-def _check_takes_values(f: Callable[..., Any]) -> None:
-    try:
-        signature = inspect.signature(f)
-    except (TypeError, ValueError):  # some functions in C have none
-        return
-    try:
-        signature.bind({})
-    except TypeError:
-        raise ValueError(
-            f"f is called with one dict of values, but takes {signature}; unpack the dict: def loss(values): return "
-            "f(**values)"
-        ) from None

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from asng._asktell import Optimizer
-from asng._checks import is_endless
+from asng._checks import is_endless, unfit_signature
 from asng._files import differences
 from asng._untrusted import shorten
 from asng.nas import _distributed
@@ -136,15 +136,10 @@ def check_arguments(function: Any, name: str, *arguments: str) -> None:
             f"{name} is torch's {call}, which takes outputs and targets; give a function of the model and a batch, "
             f"such as lambda model, batch: {call}(model(batch[0]), batch[1])"
         )
-    try:
-        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
-    except (TypeError, ValueError):  # some functions in C have none
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError:
+    signature = unfit_signature(function.forward if isinstance(function, nn.Module) else function, arguments)
+    if signature is not None:
         cure = "; a batch is what the loader gives, such as in x, y = batch" if "batch" in arguments else ""
-        raise ValueError(f"{name} is called as {name}({', '.join(arguments)}), but takes {signature}{cure}") from None
+        raise ValueError(f"{name} is called as {name}({', '.join(arguments)}), but takes {signature}{cure}")
 
 
 def unwrap(model: nn.Module) -> nn.Module:

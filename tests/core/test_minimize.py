@@ -1,6 +1,9 @@
 """minimize: no more evaluations than asked for, the defaults of black boxes, limits, and what it returns."""
 
+import functools
 import math
+import operator
+import re
 from typing import Any
 
 import numpy as np
@@ -328,7 +331,47 @@ def test_minimize_with_its_arguments_swapped_says_so():
         minimize(space, lambda values: values["n"], evaluations=10)  # type: ignore[arg-type]
 
 
-def test_a_function_that_takes_the_values_one_by_one_is_told_how_to_unpack_them():
+@pytest.mark.parametrize(
+    ("f", "takes", "call"),
+    [
+        (lambda n, m: n + m, "(n, m)", "f(**values)"),
+        (lambda values, data: 0, "(values, data)", "f(values, ...)"),
+        (lambda values, *, scale: 0, "(values, *, scale)", "f(values, ...)"),
+    ],
+    ids=["one by one", "more", "keyword"],
+)
+def test_a_function_that_does_not_take_the_values_alone_is_told_how_to_wrap_it(f, takes, call):
     space = {"n": Integer(1, 9), "m": Integer(1, 9)}
-    with pytest.raises(ValueError, match=r"one dict of values, but takes \(n, m\); unpack .*: return f\(\*\*values\)"):
-        minimize(lambda n, m: n + m, space, evaluations=10)  # type: ignore[arg-type, misc]
+    message = f"one dict of values, but takes {takes}; wrap it: def loss(values): return {call}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        minimize(f, space, evaluations=10)
+
+
+def with_names(f):
+    @functools.wraps(f)
+    def wrapper(values):
+        return f(**values)
+
+    return wrapper
+
+
+class Loss:
+    def __call__(self, values):
+        return values["n"]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        with_names(lambda n: n),
+        functools.partial(lambda scale, values: scale * values["n"], 1),
+        lambda values, scale=1: values["n"],
+        lambda *values: values[0]["n"],
+        Loss(),
+        Loss().__call__,
+        operator.itemgetter("n"),
+    ],
+    ids=["decorated", "partial", "default", "star", "object", "method", "in C"],
+)
+def test_whatever_takes_the_values_is_minimized(f):
+    assert minimize(f, {"n": Integer(1, 9)}, evaluations=50, seed=0, progress=False).loss == 1

@@ -122,10 +122,19 @@ def test_a_loss_or_a_judge_of_other_arguments_is_refused_before_the_first_step(n
         step_with(**{name: function})
 
 
-def test_functions_of_more_arguments_with_defaults_and_of_c_are_taken():
+def test_functions_of_more_arguments_with_defaults_decorated_and_of_c_are_taken():
     assert isinstance(step_with(judge=max), OneShot)
     assert isinstance(step_with(judge=functools.partial(pow, mod=None)), OneShot)
-    for loss_fn in (lambda model, batch, scale=1.0: model(batch).mean(), lambda *both: both[0](both[1]).mean()):
+
+    @functools.wraps(lambda outputs: outputs.mean())
+    def wrapper(model, batch):
+        return model(batch).mean()
+
+    for loss_fn in (
+        lambda model, batch, scale=1.0: model(batch).mean(),
+        lambda *both: both[0](both[1]).mean(),
+        wrapper,
+    ):
         step = step_with(loss_fn=loss_fn).step(torch.ones(2, 1), torch.ones(2, 1))
         assert all(map(math.isfinite, step.train_losses))
 
