@@ -129,6 +129,7 @@ class OneShot:
         self._unread = _candidates.UnreadDecisions(self.supernet) if watched else None
         if self.model.training:
             set_training(self.model)
+        self._is_training = True  # in a step, unless the model's own train() does otherwise
         self._generator_state: dict[str, Any] | None = None  # before a step, to repeat it if it fails
         self._captured = None
         if check_bool(capture, "capture"):
@@ -170,7 +171,8 @@ class OneShot:
             The losses, metrics, candidates and violations.
 
         Raises:
-            ValueError: The loss is no scalar tensor, or does not depend on the weights.
+            ValueError: The loss is no scalar tensor, or does not depend on the weights; or `loss_fn` changes gradients
+                or leaves the model in evaluation mode.
             RuntimeError: Every candidate of five steps in a row ran out of memory.
         """
         return self._iterate((train_batch,), (valid_batch,))
@@ -231,6 +233,7 @@ class OneShot:
         self._generator_state = self.arch_optimizer.generator_state
         if not self.model.training:
             self.model.train()
+        self._is_training = self.model.training
         drawn = self._draw_feasible() if train_batches else []
         candidates = self.arch_optimizer.ask() if valid_batches else []
         violations = [self.costs.violation(candidate.values) for candidate in candidates]
@@ -315,11 +318,10 @@ class OneShot:
 
     def _run(self, values: Values, batch: Batch) -> Outcome:
         """The loss and the metrics of a candidate."""
-        is_training = self.model.training
         outcome = _candidates.to_outcome(self._call(self._loss_fn, values, batch))
-        if is_training and not self.model.training:
+        if self._is_training and not self.model.training:
             raise ValueError(
-                "loss_fn leaves the model in evaluation mode, also for later steps; leave out eval() in it"
+                "loss_fn leaves the model in evaluation mode, also for other candidates; leave out eval() in it"
             )
         return outcome
 

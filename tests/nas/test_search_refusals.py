@@ -192,6 +192,28 @@ def test_a_loss_that_leaves_the_model_in_evaluation_mode_is_refused():
         run_search(loss_fn=lambda model, batch: cross_entropy(model.eval(), batch))
 
 
+def test_a_loss_may_take_gradients_and_modes_of_its_own():
+    def loss_fn(model, batch):
+        with torch.no_grad():
+            target = model.eval()(batch[0]).softmax(1)
+        model.train()
+        loss = cross_entropy(model, batch)
+        penalty = 0
+        if loss.requires_grad:
+            penalty = torch.autograd.grad(loss, model.head.weight, create_graph=True)[0].square().sum()
+        return loss + penalty + (model(batch[0]).softmax(1) - target).square().mean()
+
+    run_search(loss_fn=loss_fn)
+
+
+def test_a_model_that_always_stays_in_evaluation_mode_is_searched():
+    class Frozen(Net):
+        def train(self, mode=True):
+            return super().train(False)
+
+    run_search(Frozen())
+
+
 def test_an_epoch_without_a_finite_loss_ends_the_search(tmp_path):
     path = tmp_path / "checkpoint.pt"
     calls = itertools.count()

@@ -86,6 +86,7 @@ class Iteration:
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
+        self._is_training = self._supernet.model.training
         is_on_cuda = self._device.type == "cuda"
         with self._preserve():
             with _switch.refuse_synchronization() if is_on_cuda else nullcontext():
@@ -212,8 +213,11 @@ class Iteration:
     def _check_side_effects(self) -> None:
         """Refuse a pass that makes new buffers: a graph would write into the same ones, and read the first ones.
 
-        Also one with gradients of its own, which would not be added to those of the iteration.
+        Also one with gradients of its own, which would not be added to those of the iteration, and one that ends in
+        evaluation mode.
         """
+        if self._is_training and not self._supernet.model.training:
+            raise Refused("loss_fn leaves the model in evaluation mode; leave out eval() in it")
         for name, parameter in self._supernet.model.named_parameters():
             if parameter._post_accumulate_grad_hooks:
                 raise Refused(f"parameter {name} has a hook on its accumulated gradient, which a graph does not call")

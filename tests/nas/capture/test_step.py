@@ -166,6 +166,11 @@ def test_a_loss_that_calls_backward_is_refused_and_leaves_no_gradients():
     assert model[0].bias.grad.tolist() == [1.0] * 3
 
 
+def test_a_loss_that_leaves_the_model_in_evaluation_mode_is_refused():
+    with pytest.raises(Refused, match=r"^loss_fn leaves the model in evaluation mode; leave out eval\(\)"):
+        iteration(oneshot(Choosy()), batches(1)[0], loss_fn=lambda model, batch: cross_entropy(model.eval(), batch))
+
+
 def test_a_hook_on_accumulated_gradients_is_refused_with_the_parameter():
     model = Choosy()
     model.stem.weight.register_post_accumulate_grad_hook(lambda parameter: None)
