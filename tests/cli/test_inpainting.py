@@ -197,11 +197,11 @@ def test_trainings_with_another_mask_have_folders_of_their_own(request_of, searc
     assert request_of("retrain", folder, "--mask", "pixel", "--out", "here")[2] == Path("here")
 
 
-@pytest.mark.long
 def test_a_dry_run_says_where_the_faces_are(faces):
     assert f"Data: faces in {faces}" in run("inpainting", "search", *TINY, "--dry-run").out.splitlines()
 
 
+@pytest.mark.long
 def test_it_is_said_how_many_of_the_faces_are_used(faces, tmp_path):
     for count, said in (("4", "4 of 11 faces"), ("11", "11 faces"), ("50", "11 faces")):
         done = run("inpainting", "search", *TINY, "--num-train-images", count, "--out", tmp_path / count)
