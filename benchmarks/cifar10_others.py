@@ -23,7 +23,7 @@ from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,8 @@ from cifar10_tables import CURE, is_finished
 from darts import MixedNet, derive
 from torch import Tensor, nn
 
-from asng import nas
 from asng._untrusted import read_json, read_json_lines
-from asng.experiments._images import Batches, halves
-from asng.experiments._jobs import TRAIN, VALID, _ImageJob
+from asng.experiments._jobs import BilevelJob
 from asng.experiments._settings import AMP_DTYPES, describe_machine, set_lr
 from asng.experiments._train_step import TrainStep
 from asng.experiments._workers import run_parallel
@@ -65,33 +63,19 @@ class Fixed(nn.Module):
         return result
 
 
-class OtherSearch(_ImageJob):
+class OtherSearch(BilevelJob):
     """A search on the same halves of the images as `asng cifar10 search` has."""
 
-    images_per_step = 2
     model: nn.Module
 
     def __init__(self, task: Cifar10, settings: Cifar10SearchSettings) -> None:
         super().__init__(task, settings, callback=lambda record: print(f"{settings.seed}: {record}", file=sys.stderr))
         self.settings = settings
 
-    @cached_property
-    def _halves(self) -> tuple[Tensor, Tensor]:
-        return halves(self.settings.num_train_images, self.settings.seed)
-
-    @cached_property
-    def train_batches(self) -> Batches:
-        return self._batches(self._halves[0], TRAIN)
-
-    @cached_property
-    def valid_batches(self) -> Batches:
-        return self._batches(self._halves[1], VALID)
-
     def test(self, network: nn.Module) -> float:
         """The test accuracy of a network with its own batch statistics."""
-        count = min(self._task.calibration_batches, self.train_batches.steps)
         network = copy.deepcopy(network)  # captured steps go on writing to the buffers that are there
-        nas.recalibrate(network, (self.train_batches(number)[0] for number in range(count)))
+        self._recalibrate(network)
         return accuracy(network, self._task.test, self.settings.num_test_images)
 
     @abstractmethod

@@ -34,7 +34,7 @@ MIN_SECONDS = 1e-9  # clocks may stand still for a while
 Callback = Callable[[Mapping[str, Any]], object]  # told the record of each epoch
 
 
-class _ImageJob(Job):
+class ImageJob(Job):
     """Base class of searches and trainings."""
 
     images_per_step: int
@@ -74,10 +74,37 @@ class _ImageJob(Job):
         return False
 
 
-class SearchJob(_ImageJob):
-    """A one-shot search as the paper does it: one half of the images moves the weights, the other the distribution."""
+class BilevelJob(ImageJob):
+    """Base class of searches: one half of the images trains the weights, the other chooses the architecture."""
 
     images_per_step = 2
+
+    @cached_property
+    def _halves(self) -> tuple[Tensor, Tensor]:
+        used = self._task.train_indices(self._settings)
+        first, second = halves(len(used), self._settings.seed)
+        return used[first], used[second]
+
+    @cached_property
+    def train_batches(self) -> Batches:
+        return self._batches(self._halves[0], TRAIN)
+
+    @cached_property
+    def valid_batches(self) -> Batches:
+        return self._batches(self._halves[1], VALID)
+
+    @property
+    def _calibration(self) -> int:
+        return min(self._task.calibration_batches, self.train_batches.steps)
+
+    def _recalibrate(self, network: nn.Module) -> None:
+        """Re-estimate the batch statistics of a network, if its task asks for that."""
+        if self._calibration:
+            nas.recalibrate(network, (self.train_batches(number)[0] for number in range(self._calibration)))
+
+
+class SearchJob(BilevelJob):
+    """A one-shot search as the paper does it: one half of the images moves the weights, the other the distribution."""
 
     def __init__(
         self, task: Task, settings: SearchSettings, *, capture: bool = False, callback: Callback | None = None
@@ -112,20 +139,6 @@ class SearchJob(_ImageJob):
         if settings.method == "uniform" and max_params is not None:
             self._draw_feasible()  # raises now rather than at the end
 
-    @cached_property
-    def _halves(self) -> tuple[Tensor, Tensor]:
-        used = self._task.train_indices(self._settings)
-        first, second = halves(len(used), self._settings.seed)
-        return used[first], used[second]
-
-    @cached_property
-    def train_batches(self) -> Batches:
-        return self._batches(self._halves[0], TRAIN)
-
-    @cached_property
-    def valid_batches(self) -> Batches:
-        return self._batches(self._halves[1], VALID)
-
     def step(self, index: int) -> dict[str, Number]:
         """One iteration; returns mean losses and metrics, and under a limit the share of feasible architectures."""
         set_lr(self.oneshot.weight_optimizer, self._settings.lr_at(self._fraction_done(index)))
@@ -153,19 +166,14 @@ class SearchJob(_ImageJob):
             record |= {"distribution": describe_distribution(self.arch_optimizer), **self._task.record_of(likely)}
         if likely is not None and self._search_settings.test:
             record |= self._task.measure(self.network(likely), self._settings)
-            if self._task.calibration_batches:
+            if self._calibration:
                 record["calibration_batches"] = self._calibration
         return record
-
-    @property
-    def _calibration(self) -> int:
-        return min(self._task.calibration_batches, self.train_batches.steps)
 
     def network(self, values: Values) -> nn.Module:
         """The static network of an architecture with the weights of the search and its own batch statistics."""
         network = self.oneshot.supernet.extract(values)
-        if self._task.calibration_batches:
-            nas.recalibrate(network, (self.train_batches(number)[0] for number in range(self._calibration)))
+        self._recalibrate(network)
         return network
 
     def top_values(self) -> dict[str, Any] | None:
@@ -227,7 +235,7 @@ class SearchJob(_ImageJob):
         self.oneshot.load_state_dict(state)
 
 
-class TrainJob(_ImageJob):
+class TrainJob(ImageJob):
     """Training of an architecture from scratch."""
 
     images_per_step = 1

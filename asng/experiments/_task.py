@@ -100,7 +100,7 @@ class Task(ABC):
     @classmethod
     def describe_source(cls, where: Any) -> str:
         """Where the data is, or what would be downloaded."""
-        return f"in {data_folder(where.data)}"
+        return f"{cls.noun} in {data_folder(where.data)}"
 
     def train_indices(self, settings: Any) -> Tensor:
         """Indices of the training images that are used; all by default."""

@@ -197,6 +197,7 @@ def test_trainings_with_another_mask_have_folders_of_their_own(request_of, searc
     assert request_of("retrain", folder, "--mask", "pixel", "--out", "here")[2] == Path("here")
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_where_the_faces_are(faces):
     assert f"Data: faces in {faces}" in run("inpainting", "search", *TINY, "--dry-run").out.splitlines()
 
