@@ -92,6 +92,19 @@ def test_validation_images_move_the_logits_and_training_images_the_weights(where
     assert not set(job._halves[0].tolist()) & set(job._halves[1].tolist())
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("kernels", ["fused", "torch"])
+def test_on_a_gpu_both_steps_are_captured(kernels, where):
+    task = bench.Cifar10.load(Cifar10DataSettings(where.data, "cuda", kernels))
+    jobs = [bench.Darts(task, bench.Cifar10SearchSettings(**{**FLAGS, "channels": 8})) for _ in range(2)]
+    for index in range(2):
+        jobs[0].step(index)
+        jobs[1]._alpha_step._step(jobs[1].valid_batches(index))
+        jobs[1]._weight_step._step(jobs[1].train_batches(index))
+    captured, plain = ([*job.mixed.alphas.values()] for job in jobs)
+    torch.testing.assert_close(captured, plain, rtol=1e-2, atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", bench.METHODS)
 def test_an_interrupted_search_ends_as_an_uninterrupted_one(method, where, tmp_path, monkeypatch):

@@ -109,16 +109,17 @@ class SideStream:
     """Runs kernels beside those of the current stream while a CUDA graph is captured, and elsewhere in order.
 
     Only where `allow` says so, since it is left running until `join_all`: in the bodies of switches it measured slower.
+    And only for gradients that autograd keeps: the memory of those of frozen weights is free at once, and used again.
     """
 
     is_allowed: ClassVar[bool] = False  # in all threads: autograd has its own
     _streams: ClassVar[dict[int, Any]] = {}
     _running: ClassVar[list[tuple[Any, list[int], Any]]] = []  # streams, addresses they write to, what they read
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Tensor, *, are_kept: bool) -> None:
         cuda: Any = torch.cuda
         self._outer: Any = None
-        if self.is_allowed and x.is_cuda and cuda.is_current_stream_capturing():
+        if are_kept and self.is_allowed and x.is_cuda and cuda.is_current_stream_capturing():
             self._outer = cuda.current_stream()
             key = self._outer.cuda_stream
             if key not in self._streams:

@@ -186,7 +186,7 @@ class PointwiseFunction(PlacingFunction):
         gradients = ctx.added or [empty_rows(x.shape, x, size.input_row) for x in maps]
         if ctx.reading.diagonal and not ctx.added:  # most pixels have none
             widen(gradients[0]).zero_()
-        side, (dpointwise, adds) = SideStream(dy), place_like(pointwise)
+        side, (dpointwise, adds) = SideStream(dy, are_kept=ctx.needs_input_grad[0]), place_like(pointwise)
         with device_of(dy):
             sums = sum_gradients(dy, row_of(dy), z, saved, size, ctx.counters).merge(moments=False)
             adds_inputs = ctx.added is not None

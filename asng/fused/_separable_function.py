@@ -152,7 +152,8 @@ class SeparableFunction(PlacingFunction):
         du = torch.empty_like(first.z)
         weights = (first.depthwise, first.pointwise, second.depthwise, second.pointwise)
         results, adds = map(list, zip(*map(place_like, weights), strict=True))
-        side = SideStream(dy)  # of what only the gradients of weights wait for
+        # Of what only the gradients of weights wait for, which are arguments 1 and 2, 7 and 8.
+        side = SideStream(dy, are_kept=all(ctx.needs_input_grad[index] for index in (1, 2, 7, 8)))
         with device_of(dy):
             sums = _pointwise.sum_gradients(dy, row_of(dy), second.z, second.moments, half2.product, ctx.counters[0])
             through2 = _pointwise_backward(dy, row_of(dy), second, sums, half2)

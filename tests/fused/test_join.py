@@ -10,6 +10,8 @@ from torch import nn
 
 pytest.importorskip("triton")
 
+from asng import fused
+from asng.experiments.cifar10.layers import pointwise, separable
 from asng.fused import _pointwise_function
 from asng.fused._dispatch import SideStream
 from asng.fused._maps import keep_unused
@@ -102,6 +104,25 @@ def test_what_a_side_stream_reads_stays_in_memory(one_pass, monkeypatch):
     run(layer, *(channels_last((2, 8, 3, 4), torch.float32, seed) for seed in range(2)))
     assert len(read) == 1
     assert any(tensor is read[0] for tensor in kept)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    "layer", [partial(separable, 8, 3, 1, affine=True), partial(pointwise, 8, 8, affine=True)], ids=["3x3", "1x1"]
+)
+def test_a_side_stream_computes_no_gradients_of_frozen_weights(layer, frozen, monkeypatch):
+    kept: list[bool] = []
+    begin = SideStream.__init__
+
+    def note(side, x, *, are_kept):
+        kept.append(are_kept)
+        begin(side, x, are_kept=are_kept)
+
+    monkeypatch.setattr(SideStream, "__init__", note)
+    fused_layer = fused.fuse(nn.Sequential(layer()))
+    next(iter(fused_layer.parameters())).requires_grad_(not frozen)
+    fused_layer(channels_last((2, 8, 6, 6), torch.float32).requires_grad_()).sum().backward()
+    assert kept == [not frozen]
 
 
 def test_joined_maps_in_several_tiles(monkeypatch):
