@@ -246,7 +246,7 @@ def show_table(folder: Path) -> str:
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def parse_flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", nargs="?", choices=METHODS, help="what to run")
     parser.add_argument("--out", type=Path, default=Path("runs/cifar10-others"), help="folder of the runs")
@@ -264,25 +264,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if (given.method is None) == (given.draw is None):
         parser.error("give either a method or --draw FOLDER")
-    if given.draw is None:
-        if given.method == "authors" and given.amp_dtype != "off":
-            parser.error("the authors' procedure computes in float32; leave --amp-dtype out")
-        images = (
-            {} if given.max_images is None else dict.fromkeys(("num_train_images", "num_test_images"), given.max_images)
-        )
-        flags = {name: getattr(given, name) for name in ("channels", "cells", "amp_dtype")}
-        flags |= {"epochs": given.epochs or EPOCHS[given.method], **images}
-        where = Cifar10DataSettings(given.data, given.device, given.kernels)
-        function = partial(run_seed, given.method, given.out, where, flags)
-        try:
-            with closing(run_parallel(function, given.seeds, given.workers)) as done:
-                for seed, _ in done:
-                    print(f"seed {seed} is finished", file=sys.stderr)
-        except ValueError as error:
-            sys.exit(f"cifar10_others: {error}")
-        except KeyboardInterrupt:
-            print(f"\nInterrupted. What is finished is in {given.out}; the same command continues.", file=sys.stderr)
-            sys.exit(130)
+    if given.method == "authors" and given.amp_dtype != "off":
+        parser.error("the authors' procedure computes in float32; leave --amp-dtype out")
+    return given
+
+
+def run_seeds(given: argparse.Namespace) -> None:
+    """Run all seeds, some side by side."""
+    flags = {name: getattr(given, name) for name in ("channels", "cells", "amp_dtype")}
+    flags["epochs"] = given.epochs or EPOCHS[given.method]
+    if given.max_images is not None:
+        flags |= dict.fromkeys(("num_train_images", "num_test_images"), given.max_images)
+    where = Cifar10DataSettings(given.data, given.device, given.kernels)
+    function = partial(run_seed, given.method, given.out, where, flags)
+    with closing(run_parallel(function, given.seeds, given.workers)) as done:
+        for seed, _ in done:
+            print(f"seed {seed} is finished", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = parse_flags(arguments)
+    try:
+        if given.draw is None:
+            run_seeds(given)
+    except (ValueError, OSError) as error:
+        sys.exit(f"cifar10_others: {error}")
+    except KeyboardInterrupt:
+        print(f"\nInterrupted. What is finished is in {given.out}; the same command continues.", file=sys.stderr)
+        sys.exit(130)
     print(show_table(given.draw or given.out))
 
 

@@ -146,11 +146,10 @@ def run_row(commands: Sequence[Command], more: Sequence[str], experiment: str = 
     return True
 
 
-def run_part(part: str, out: Path, workers: int, more: Sequence[str]) -> bool:
-    """Run all rows of a part, some side by side; whether all succeeded."""
-    rows = PARTS[part](out / part)
+def run_rows(rows: Mapping[str, Sequence[Command]], workers: int, run: Callable[[Sequence[Command]], bool]) -> bool:
+    """Run all rows, some side by side; whether all succeeded."""
     with ThreadPoolExecutor(workers) as executor:
-        return all(list(executor.map(partial(run_row, more=more), rows.values())))
+        return all(list(executor.map(run, rows.values())))
 
 
 def _seconds(records: Sequence[Mapping[str, Any]]) -> str:
@@ -257,7 +256,9 @@ def main() -> None:
     given = parser.parse_args(arguments)
     if (given.part is None) == (given.draw is None):
         parser.error("give either a part or --draw FOLDER")
-    succeeded = given.draw is not None or run_part(given.part, given.out, given.workers, more)
+    succeeded = given.draw is not None or run_rows(
+        PARTS[given.part](given.out / given.part), given.workers, partial(run_row, more=more)
+    )
     print(show_tables(given.draw or given.out))
     if not succeeded:
         sys.exit(1)

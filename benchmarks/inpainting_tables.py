@@ -19,13 +19,12 @@ import math
 import statistics
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cifar10_tables
-from cifar10_tables import CURE, Command, is_finished, split_flags
+from cifar10_tables import CURE, Command, is_finished, run_rows, split_flags
 
 from asng._untrusted import read_json
 from asng.experiments.inpainting.encoding import WIDTHS, base_values, search_space
@@ -144,13 +143,13 @@ def main() -> None:
     given = parser.parse_args(arguments)
     if (given.mask is None) == (given.draw is None):
         parser.error("give either a mask or --draw FOLDER")
-    done = [True]
-    if given.draw is None:
-        rows = list_rows(given.out / given.mask, given.search_iterations, given.iterations)
-        with ThreadPoolExecutor(given.workers) as executor:
-            done = list(executor.map(partial(run_row, more=more), rows.values()))
+    succeeded = given.draw is not None or run_rows(
+        list_rows(given.out / given.mask, given.search_iterations, given.iterations),
+        given.workers,
+        partial(run_row, more=more),
+    )
     print(show_tables(given.draw or given.out))
-    if not all(done):
+    if not succeeded:
         sys.exit(1)
 
 
