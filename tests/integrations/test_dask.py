@@ -107,7 +107,7 @@ def test_values_that_kill_workers_cost_one_evaluation_each(settings, request):
 
 def test_a_function_that_cannot_be_serialized_is_refused_at_once(executor):
     with pytest.raises(ValueError, match="the executor does not take this function: TypeError"):
-        minimize(partial(loss, threading.Lock()), SPACE, evaluations=14, executor=executor)
+        minimize(partial(slow_or_nonsense, folder=threading.Lock()), SPACE, evaluations=14, executor=executor)
 
 
 def slow_or_nonsense(values, *, folder):
