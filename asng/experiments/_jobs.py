@@ -99,7 +99,7 @@ class BilevelJob(ImageJob):
 
     def _recalibrate(self, network: nn.Module) -> None:
         """Re-estimate the batch statistics of a network, if its task asks for that."""
-        if self._calibration:
+        if self._task.calibration_batches:
             nas.recalibrate(network, (self.train_batches(number)[0] for number in range(self._calibration)))
 
 
@@ -166,7 +166,7 @@ class SearchJob(BilevelJob):
             record |= {"distribution": describe_distribution(self.arch_optimizer), **self._task.record_of(likely)}
         if likely is not None and self._search_settings.test:
             record |= self._task.measure(self.network(likely), self._settings)
-            if self._calibration:
+            if self._task.calibration_batches:
                 record["calibration_batches"] = self._calibration
         return record
 
