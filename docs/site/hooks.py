@@ -73,6 +73,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri == "commands.md":
         markdown = re.sub(r"<!--.*-->", all_commands(), markdown)
     markdown = re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|#|mailto:)([^)\s]+)\)", rewritten, markdown)
+    # A word behind the language says what a block needs to run; superfences would not see a block.
+    markdown = re.sub(r"^```python \w+$", "```python", markdown, flags=re.MULTILINE)
     return re.sub(r"^\$ asng ([^\n]*--help)$", help_text, markdown, flags=re.MULTILINE)
 
 

@@ -47,6 +47,10 @@ def test_examples_of_docstrings_are_code():
     assert "&gt;&gt;&gt;" not in re.sub(r"<code>.*?</code>", "", text_of("api"), flags=re.DOTALL)
 
 
+def test_every_block_of_code_is_shown_as_one():
+    assert [path.name for path in PAGES if "<p>```" in path.read_text(encoding="utf-8")] == []
+
+
 def test_links_lead_to_files_and_anchors_that_are_there():
     anchors = {path: set(re.findall(r'\sid="([^"]+)"', path.read_text(encoding="utf-8"))) for path in PAGES}
     missing, checked = [], 0
