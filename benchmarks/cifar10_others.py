@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import authors_search
+import cifar10_tables
 import torch
 import torch.nn.functional as F
-from cifar10_tables import CURE, is_finished
+from cifar10_tables import CURE, is_finished, make_parser
 from darts import MixedNet, derive
 from torch import Tensor, nn
 
@@ -247,12 +248,8 @@ def show_table(folder: Path) -> str:
 
 
 def parse_flags(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("method", nargs="?", choices=METHODS, help="what to run")
-    parser.add_argument("--out", type=Path, default=Path("runs/cifar10-others"), help="folder of the runs")
-    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="only draw the table of this folder")
+    parser = make_parser(__doc__, "method", METHODS, "runs/cifar10-others")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="a run of each (default: 0)")
-    parser.add_argument("--workers", type=int, default=1, help="seeds side by side, on the same GPU")
     parser.add_argument("--epochs", type=int, help="by default 25 of DARTS, 8 of the authors' procedure")
     parser.add_argument("--amp-dtype", choices=["off", "bfloat16"], default="off", help="of DARTS (default: off)")
     parser.add_argument("--kernels", choices=["fused", "torch"], default="fused", help="of DARTS (default: fused)")
@@ -261,9 +258,7 @@ def parse_flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-images", type=int, help="use the first ones only, for a quick look")
     parser.add_argument("--data", type=Path, help="folder of the data; default: ASNG_DATA, or the user's cache")
     parser.add_argument("--device", default="auto", help="cpu, cuda; auto is the GPU where there is one")
-    given = parser.parse_args(arguments)
-    if (given.method is None) == (given.draw is None):
-        parser.error("give either a method or --draw FOLDER")
+    given = cifar10_tables.parse_flags(parser, "method", arguments)
     if given.method == "authors" and given.amp_dtype != "off":
         parser.error("the authors' procedure computes in float32; leave --amp-dtype out")
     return given

@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -246,16 +246,26 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(arguments[:split]), list(arguments[split + 1 :])
 
 
+def make_parser(description: str | None, name: str, choices: Iterable[str], out: str) -> argparse.ArgumentParser:
+    """The flags of a script that runs one of several things, or draws what was run."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(name, nargs="?", choices=choices, help="what to run")
+    parser.add_argument("--out", type=Path, default=Path(out), help="folder of the runs")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="only draw the tables of this folder")
+    parser.add_argument("--workers", type=int, default=1, help="runs side by side, on the same GPU")
+    return parser
+
+
+def parse_flags(parser: argparse.ArgumentParser, name: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+    given = parser.parse_args(arguments)
+    if (getattr(given, name) is None) == (given.draw is None):
+        parser.error(f"give either a {name} or --draw FOLDER")
+    return given
+
+
 def main() -> None:
     arguments, more = split_flags(sys.argv[1:])
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=PARTS, help="what to run")
-    parser.add_argument("--out", type=Path, default=Path("runs/cifar10-tables"), help="folder of the runs")
-    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="only draw the tables of this folder")
-    parser.add_argument("--workers", type=int, default=1, help="rows side by side, on the same GPU")
-    given = parser.parse_args(arguments)
-    if (given.part is None) == (given.draw is None):
-        parser.error("give either a part or --draw FOLDER")
+    given = parse_flags(make_parser(__doc__, "part", PARTS, "runs/cifar10-tables"), "part", arguments)
     succeeded = given.draw is not None or run_rows(
         PARTS[given.part](given.out / given.part), given.workers, partial(run_row, more=more)
     )

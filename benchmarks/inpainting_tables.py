@@ -14,7 +14,6 @@ added to all searches and trainings, as in `-- --amp-dtype bfloat16`; the faces 
 needs summary.json and evaluation.json of each training.
 """
 
-import argparse
 import math
 import statistics
 import sys
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import cifar10_tables
-from cifar10_tables import CURE, Command, is_finished, run_rows, split_flags
+from cifar10_tables import CURE, Command, is_finished, make_parser, parse_flags, run_rows, split_flags
 
 from asng._untrusted import read_json
 from asng.experiments.inpainting.encoding import WIDTHS, base_values, search_space
@@ -133,16 +132,10 @@ def show_tables(folder: Path) -> str:
 
 def main() -> None:
     arguments, more = split_flags(sys.argv[1:])
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mask", nargs="?", choices=MASKS, help="what is missing")
-    parser.add_argument("--out", type=Path, default=Path("runs/inpainting-tables"), help="folder of the runs")
-    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="only draw the tables of this folder")
-    parser.add_argument("--workers", type=int, default=1, help="rows side by side, on the same GPU")
+    parser = make_parser(__doc__, "mask", MASKS, "runs/inpainting-tables")
     parser.add_argument("--search-iterations", type=int, default=5000, help="of each search (default: 5000)")
     parser.add_argument("--iterations", type=int, default=20_000, help="of each training (default: 20000)")
-    given = parser.parse_args(arguments)
-    if (given.mask is None) == (given.draw is None):
-        parser.error("give either a mask or --draw FOLDER")
+    given = parse_flags(parser, "mask", arguments)
     succeeded = given.draw is not None or run_rows(
         list_rows(given.out / given.mask, given.search_iterations, given.iterations),
         given.workers,

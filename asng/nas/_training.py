@@ -167,10 +167,10 @@ class Training:
             index = waiting.pop(0)
             values, done = candidates[index], []
             for part, fraction in parts:
-                gradient = self._any_gradient()
-                version = None if gradient is None else gradient._version
+                gradient, version = self._first_gradient()
                 outcome = self._failures.attempt(run, values, part)
-                if gradient is not None and (self._any_gradient() is not gradient or gradient._version != version):
+                later, changed = self._first_gradient()
+                if later is not gradient or changed != version:
                     raise ValueError(
                         "loss_fn changes gradients; leave out zero_grad() and backward() in it: the search calls them, "
                         "and adds up the gradients of all candidates of a step"
@@ -190,9 +190,11 @@ class Training:
                 waiting, added = added + waiting, []
         return outcomes
 
-    def _any_gradient(self) -> Tensor | None:
+    def _first_gradient(self) -> tuple[Tensor | None, int]:
+        """The first gradient that there is, and its version, by which writes into it show."""
         gradients = (parameter.grad for parameter in self._weight_optimizers.parameters)
-        return next((gradient for gradient in gradients if gradient is not None), None)
+        found = ((gradient, gradient._version) for gradient in gradients if gradient is not None)
+        return next(found, (None, 0))
 
     def _drop_failed(self, outcomes: list[Outcome | None], before: list[Tensor | None]) -> None:
         """Drop the gradient of a candidate that failed in another process of its group."""
@@ -205,12 +207,7 @@ class Training:
     def _backward(self, values: Values, loss: Tensor, shares: float) -> bool:
         """Add a candidate's share to the gradient; an architecture without weights has none."""
         if loss.requires_grad:
-            try:
-                self._weight_optimizers.scaler.scale(loss / shares).backward()  # type: ignore[no-untyped-call]
-            except RuntimeError as error:
-                if "backward through the graph a second time" in str(error):
-                    error.add_note("the search calls backward(); loss_fn returns the loss without calling it")
-                raise
+            self._weight_optimizers.scaler.scale(loss / shares).backward()  # type: ignore[no-untyped-call]
         elif any(
             parameter.requires_grad
             for module in self._supernet.active_modules()
