@@ -7,13 +7,14 @@ How it is measured. 8 cells of 16 channels, mini-batches of 64 random images, tw
 momentum and clipping; float32 with TF32, and bfloat16, both channels last. The authors' procedure is that of
 authors_search.py, NCHW, as their program runs it. A step is timed from its call to its losses on the host: the median
 over steps with random candidates, the same for all rows of ours, but the last. There half of the architectures have too
-many parameters, and the graph skips the passes that would judge them. The first captured step finds all switches,
-captures them and launches once; with fused kernels it compiles those that were not compiled before. Kernels are those
-of torch's profiler, on three more steps; "GPU busy" is the sum of their times, which counts kernels that run side by
-side twice, and "busy share" is the time in which at least one of them runs, of that of steps without the profiler.
+many parameters, as --max-params counts them, and the graph skips the passes that would judge them. The first captured
+step finds all switches, captures them and launches once; with fused kernels it compiles those that were not compiled
+before. Kernels are those of torch's profiler, on three more steps; "GPU busy" is the sum of their times, which counts
+kernels that run side by side twice, and "busy share" is the time in which at least one of them runs, of that of steps
+without the profiler.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
 from typing import Any
@@ -26,7 +27,8 @@ from torch import Tensor, nn
 
 from asng import RandomSearch
 from asng.experiments.cifar10.network import Net, use_fused_kernels
-from asng.experiments.cifar10.space import num_parameters, random_values
+from asng.experiments.cifar10.space import random_values
+from asng.experiments.cifar10.task import Cifar10, Cifar10SearchSettings
 from asng.nas import Limit, OneShot, space_of
 
 PRECISIONS = {"float32 (TF32)": None, "bfloat16": torch.bfloat16}
@@ -59,9 +61,7 @@ def our_step(
     fused: bool,
     limited: bool = False,
 ) -> Callable[[], Any]:
-    def parameters(model: nn.Module, values: Mapping[str, Any]) -> int:
-        return num_parameters(values, channels, cells, affine=False)
-
+    parameters = Cifar10.without_images().size_of(Cifar10SearchSettings(channels=channels, cells=cells))
     torch.manual_seed(0)
     model: Any = Net(channels, cells).to("cuda")
     model = model.to(memory_format=torch.channels_last)

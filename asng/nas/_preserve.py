@@ -1,7 +1,8 @@
 """Restore a model after user code (a measure, a module's own `build_static()`) has run on it."""
 
+import gc
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from operator import is_
@@ -28,10 +29,13 @@ def snapshot(modules: Iterable[nn.Module]) -> Iterator[list[Change]]:
     It restores attributes, submodules, hooks, tensors, modes, requires_grad, and the contents of buffers. Gradients
     are set aside. The contents of weights are not copied; `WriteGuard` protects them.
     """
-    saved = [(m, type(m), dict(m.__dict__), _contents(m)) for m in modules]
-    parameters, buffers = (_tensors((m, getattr(m, held)) for m, *_ in saved) for held in ("_parameters", "_buffers"))
-    tensors = [(m, t, t.requires_grad, location_of(t), t.detach()) for t, m in (*parameters, *buffers)]
-    numbers = [(buffer, buffer.detach().clone()) for buffer, _ in buffers if _can_be_written(buffer)]
+    with _without_gc():
+        saved = [(m, type(m), dict(m.__dict__), _contents(m)) for m in modules]
+        parameters, buffers = (
+            _tensors((m, getattr(m, held)) for m, *_ in saved) for held in ("_parameters", "_buffers")
+        )
+        tensors = [(m, t, t.requires_grad, location_of(t), t.detach()) for t, m in (*parameters, *buffers)]
+        restore_numbers = _copy_numbers([buffer for buffer, _ in buffers if _can_be_written(buffer)])
     gradients = [(parameter, parameter.grad) for parameter, _ in parameters]
     for parameter, _ in gradients:
         parameter.grad = None
@@ -39,20 +43,49 @@ def snapshot(modules: Iterable[nn.Module]) -> Iterator[list[Change]]:
     try:
         yield changes
     finally:
-        for module, kind, attributes, contents in saved:
-            changes += [(module, what) for what in _restore_attributes(module, kind, attributes, contents)]
-        for module, tensor, requires_grad, location, whole in tensors:
-            if tensor.requires_grad is not requires_grad:
-                changes.append((module, "requires_grad"))
-                tensor.requires_grad_(requires_grad)
-            if location_of(tensor) != location:  # replaced through .data
-                changes.append((module, "the numbers"))
-                tensor.data = whole
-        with torch.no_grad():
-            for buffer, old in numbers:
-                buffer.copy_(old)
+        with _without_gc():
+            for module, kind, attributes, contents in saved:
+                changes += [(module, what) for what in _restore_attributes(module, kind, attributes, contents)]
+            for module, tensor, requires_grad, location, whole in tensors:
+                if tensor.requires_grad is not requires_grad:
+                    changes.append((module, "requires_grad"))
+                    tensor.requires_grad_(requires_grad)
+                if location_of(tensor) != location:  # replaced through .data
+                    changes.append((module, "the numbers"))
+                    tensor.data = whole
+            restore_numbers()
         for parameter, gradient in gradients:
             parameter.grad = gradient
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Pause the garbage collector: for thousands of new containers it would look through all objects several times."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _copy_numbers(buffers: Sequence[Tensor]) -> Callable[[], None]:
+    """Copy the contents of buffers, by few kernels for thousands of them; returns a function that writes them back."""
+    groups: dict[Any, list[Tensor]] = {}
+    for buffer in buffers:
+        key = (buffer.dtype, buffer.device) if type(buffer) is Tensor else id(buffer)  # subclasses may not be joined
+        groups.setdefault(key, []).append(buffer.detach())
+    copies = [
+        group[0].clone() if len(group) == 1 else torch.cat([b.reshape(-1) for b in group]) for group in groups.values()
+    ]
+
+    def restore() -> None:
+        for group, copy in zip(groups.values(), copies, strict=True):
+            parts = (copy,) if len(group) == 1 else torch.split(copy, [buffer.numel() for buffer in group])
+            torch._foreach_copy_(group, [part.view(b.shape) for part, b in zip(parts, group, strict=True)])
+
+    return restore
 
 
 def _restore_attributes(
