@@ -203,7 +203,7 @@ from asng import nas
 model = nas.OneOf("op", [torch.nn.Linear(2, 1), nas.Linear(2, 1)])
 batches = [torch.ones(4, 2)]
 loss_fn = lambda model, x: model(x).square().mean()
-nas.search(model, batches, batches, loss_fn, epochs=1, checkpoint={str(checkpoint)!r}, progress=False)
+nas.search(model, batches, [*batches], loss_fn, epochs=1, checkpoint={str(checkpoint)!r}, progress=False)
 """
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 

@@ -5,6 +5,7 @@ For another loop, write one around `OneShot`.
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -160,6 +161,12 @@ def search(
     epochs, progress = check_int(epochs, "epochs", min=1, max=2**31 - 1), check_bool(progress, "progress")
     for name, batches in (("train_loader", train_loader), ("valid_loader", valid_loader)):
         _check_loader(name, batches, epochs)
+    if train_loader is valid_loader:
+        warnings.warn(
+            "train_loader and valid_loader are the same object, so architectures are judged on the data that their "
+            "weights are trained on; give valid_loader other data, such as the other half",
+            stacklevel=2,
+        )
     if callback is not None and not callable(callback):
         raise ValueError(f"callback must be a function of a step or a record, got {callback!r}")
     if callback is not None:

@@ -159,7 +159,7 @@ def make_search(path: Path, epochs: int) -> nas.SearchResult:
     weights = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(weights, 1)
     settings |= {"weight_optimizer": weights, "lr_scheduler": schedule}
-    return nas.search(model, batches, batches, lambda net, x: net(x).square().mean(), epochs=epochs, **settings)
+    return nas.search(model, batches, [*batches], lambda net, x: net(x).square().mean(), epochs=epochs, **settings)
 
 
 def fuzz_checkpoints(rng: Random, folder: Path) -> bool:

@@ -328,7 +328,7 @@ def communicate_alone(rank, folder, kinds, device="cpu"):
         torch.manual_seed(17)
         model = normed_net(norm=True).to(device)
         data = [(x.to(device), y.to(device)) for x, y in batches(6, 1, dtype=torch.double)]
-        found = search(model, data, data, cross_entropy, epochs=2, progress=False, checkpoint=of_steps / "search.pt")
+        found = search(model, data, [*data], cross_entropy, epochs=2, progress=False, checkpoint=of_steps / "search.pt")
         ranked = [a.score for a in rerank(found, data, cross_entropy, k=3)]
         torch.save({"history": [h["valid_loss"] for h in found.history], "ranked": ranked}, of_steps / "search")
     group = SyncBatchNorm(dist.new_group([0]))
@@ -476,7 +476,7 @@ def wrap_together(rank, folder):
 
     calls = {
         "OneShot": one_shot,
-        "search": lambda model: search(model, data, data, cross_entropy, epochs=1, progress=False).values,
+        "search": lambda model: search(model, data, [*data], cross_entropy, epochs=1, progress=False).values,
         "space_of": space_of,
         "select": lambda model: select(model, values),
         "parameters": lambda model: parameters(model, values),

@@ -68,7 +68,7 @@ def test_a_converted_resnet_is_searched_and_keeps_its_names():
     result = nas.search(
         supernet,
         batches,
-        batches,
+        [*batches],
         lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
         epochs=1,
         limits=[nas.Limit(parameters, 5000)],

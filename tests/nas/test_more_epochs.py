@@ -48,7 +48,7 @@ def test_the_default_schedule_starts_over_for_what_is_added(tmp_path, interval, 
 
         data = batches(per_epoch)
         options = {"weight_optimizer": weights, "scheduler_interval": interval, "checkpoint": tmp_path / "search.pt"}
-        run_search(model, data, data, loss_fn, epochs=epochs, **options)
+        run_search(model, data, [*data], loss_fn, epochs=epochs, **options)
     assert lrs[::4] == pytest.approx(cosine(2 * per_epoch) + cosine(3 * per_epoch))  # four losses in a step
 
 

@@ -21,7 +21,7 @@ def cells_of(html: str) -> list[list[str]]:
 def test_a_result_has_tables_of_its_decisions_and_epochs():
     model = nn.Sequential(nas.OneOf("op", {"tanh": nn.Tanh(), "relu": nn.ReLU()}), nn.Linear(2, 1))
     batches = [torch.randn(4, 2) for _ in range(3)]
-    result = nas.search(model, batches, batches, lambda m, x: m(x).square().mean(), epochs=2, progress=False)
+    result = nas.search(model, batches, [*batches], lambda m, x: m(x).square().mean(), epochs=2, progress=False)
     html = result._repr_html_()
     probabilities = result.arch_optimizer.distribution()["op"]
     assert cells_of(html)[:2] == [

@@ -165,7 +165,7 @@ def test_longer_searches_stopped_ones_and_random_ones_are_not_warned_of():
     model = Net()
     run_search(model, arch_optimizer=RandomSearch(space_of(model), seed=0), epochs=1)
     four, judge = [torch.ones(3)] * 4, lambda model, x: selected(model)["which"]
-    found = run_search(Switch(), four, four, lambda model, x: model(x), judge=judge, epochs=1)
+    found = run_search(Switch(), four, [*four], lambda model, x: model(x), judge=judge, epochs=1)
     assert found.certainty == 1  # a short one, but sure
 
 
@@ -190,7 +190,7 @@ def test_noise_makes_certain_and_the_step_size_tells_it():
 
 def noisy_search(judge):
     ten = [torch.ones(3)] * 10
-    return run_search(Switch(), ten, ten, lambda model, x: model(x), judge=judge, epochs=10)
+    return run_search(Switch(), ten, [*ten], lambda model, x: model(x), judge=judge, epochs=10)
 
 
 def test_a_search_on_noise_is_warned_of_and_one_with_a_difference_is_not():

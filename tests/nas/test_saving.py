@@ -34,7 +34,7 @@ def loss_fn(model, x):
 @pytest.fixture
 def found():
     torch.manual_seed(0)
-    return nas.search(Net(), BATCHES, BATCHES, loss_fn, epochs=3, progress=False)
+    return nas.search(Net(), BATCHES, [*BATCHES], loss_fn, epochs=3, progress=False)
 
 
 def result_with(history):
@@ -127,7 +127,7 @@ def test_limits_with_their_costs_and_a_front_are_saved(tmp_path):
     torch.manual_seed(0)
     model = nas.Linear(2, nas.Width("width", [1, 2, 4]))
     limits = [nas.Limit(nas.parameters, 6)]
-    found = nas.search(model, BATCHES, BATCHES, loss_fn, epochs=2, limits=limits, progress=False)
+    found = nas.search(model, BATCHES, [*BATCHES], loss_fn, epochs=2, limits=limits, progress=False)
     front = nas.front(found, [nas.parameters], BATCHES, loss_fn)
     found.save(tmp_path / "mine", front=front)
     summary = json.loads((tmp_path / "mine" / "summary.json").read_text())

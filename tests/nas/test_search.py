@@ -161,8 +161,8 @@ def test_the_same_seed_gives_the_same_numbers_whatever_the_global_state():
         torch.manual_seed(4)
         model = Net(dropout=0)
         torch.manual_seed(random.randrange(1000))
-        loader = DataLoader(TensorDataset(*data(40)), batch_size=8, shuffle=True)
-        results.append(outcome(model, run_search(model, loader, loader, seed=seed)) | {"torch": None})
+        train, valid = (DataLoader(TensorDataset(*data(40)), batch_size=8, shuffle=True) for _ in range(2))
+        results.append(outcome(model, run_search(model, train, valid, seed=seed)) | {"torch": None})
     assert same(results[0], results[1])
     assert not same(results[0], results[2])
 
@@ -181,23 +181,30 @@ class Generated:
 
 
 @pytest.mark.parametrize(
-    "iterable",
+    "make",
     [
-        batches(3),
-        tuple(batches(3)),
-        Generated(3),
-        DataLoader(TensorDataset(*data(24)), batch_size=8),
-        DataLoader(TensorDataset(*data(24)), batch_size=8, shuffle=True, num_workers=1),
+        lambda: batches(3),
+        lambda: tuple(batches(3)),
+        lambda: Generated(3),
+        lambda: DataLoader(TensorDataset(*data(24)), batch_size=8),
+        lambda: DataLoader(TensorDataset(*data(24)), batch_size=8, shuffle=True, num_workers=1),
     ],
     ids=["list", "tuple", "generators", "loader", "workers"],
 )
-def test_any_iterable_of_batches_will_do(iterable):
+def test_any_iterable_of_batches_will_do(make):
     calls = []
     result = run_search(
-        train_loader=iterable, valid_loader=iterable, loss_fn=lambda m, b: calls.append(1) or cross_entropy(m, b)
+        train_loader=make(),
+        valid_loader=make(),
+        loss_fn=lambda m, b: calls.append(1) or cross_entropy(m, b),
     )
     assert len(calls) == 2 * 3 * 4
     assert len(result.history) == 2
+
+
+def test_the_same_batches_for_weights_and_architectures_are_warned_of():
+    with pytest.warns(UserWarning, match="train_loader and valid_loader are the same object, .* give valid_loader"):
+        run_search(train_loader=(both := batches(3)), valid_loader=both, epochs=1)
 
 
 def test_every_batch_of_train_is_used_once_in_every_epoch():

@@ -14,6 +14,7 @@ from asng.experiments._images import Batches, ImageSet
 from asng.experiments._jobs import TRAIN, SearchJob, TrainJob
 from asng.experiments.cifar10.data import augment_batches
 from asng.experiments.cifar10.network import Cell, count_without_auxiliary
+from asng.experiments.cifar10.nodes import Fork
 from asng.experiments.cifar10.space import channels_for, num_parameters, random_values
 from asng.experiments.cifar10.task import (
     Cifar10,
@@ -21,6 +22,7 @@ from asng.experiments.cifar10.task import (
     Cifar10SearchSettings,
     accuracy,
 )
+from asng.fused._dispatch import SideStream
 from asng.nas import _checkpoints as checkpoints
 from asng.runs import CHECKPOINT, METRICS, read_config
 from tests.helpers.commands import records_of
@@ -100,11 +102,17 @@ def test_mixed_precision_is_that_of_the_training(images):
     assert kinds == [torch.bfloat16]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+def to_gpu(images):
+    return [ImageSet(some.images.cuda(), some.labels.cuda()) for some in images]
+
+
+@GPU
 @pytest.mark.parametrize(("amp_dtype", "is_last"), [("off", False), ("bfloat16", True)])
 def test_on_a_gpu_torchs_kernels_run_channels_last_in_mixed_precision(images, amp_dtype, is_last):
-    task = Cifar10(*(ImageSet(some.images.cuda(), some.labels.cuda()) for some in images), kernels="torch")
-    job = TrainJob(task, settings_with(amp_dtype=amp_dtype), VALUES)
+    job = TrainJob(Cifar10(*to_gpu(images), kernels="torch"), settings_with(amp_dtype=amp_dtype), VALUES)
     seen = []
     job.model.get_submodule("stem.0").register_forward_hook(
         lambda layer, inputs, output: seen.append(
@@ -113,6 +121,35 @@ def test_on_a_gpu_torchs_kernels_run_channels_last_in_mixed_precision(images, am
     )
     job.step(0)
     assert {tuple(formats) for formats in seen} == {(is_last, is_last)}
+
+
+@GPU
+def test_on_a_gpu_what_runs_side_by_side_trains_as_it_does_in_turn(images, monkeypatch):
+    """Bit for bit: no stream reads what another has not written yet, or writes where another still reads."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    begin_side, begin_fork = SideStream.__init__, Fork.__init__
+
+    def on_one_stream(side, x, *, are_kept):
+        begin_side(side, x, are_kept=are_kept)
+        side._side = side._outer
+
+    def in_turn(fork, *arguments):
+        begin_fork(fork, *arguments)
+        fork.is_captured = False
+
+    def train():
+        settings = settings_with(channels=8, cells=5, amp_dtype="bfloat16", drop_path=0.9)
+        job = TrainJob(Cifar10(*to_gpu(images)), settings, VALUES)
+        for number in range(9):
+            job.step(number)
+        return [parameter.detach().clone() for parameter in job.model.parameters()]
+
+    side_by_side, again = train(), train()
+    monkeypatch.setattr(SideStream, "__init__", on_one_stream)
+    monkeypatch.setattr(Fork, "__init__", in_turn)
+    for weights in (again, train()):
+        assert all(map(torch.equal, weights, side_by_side))
 
 
 def test_weights_and_mini_batches_follow_from_the_seed(images):
