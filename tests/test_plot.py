@@ -49,7 +49,7 @@ def make_result(history=()):
 def run_search(**settings):
     """A search of two epochs."""
     batches = [torch.ones(3, 2)] * 2
-    return nas.search(Net(), batches, batches, loss_fn, epochs=2, progress=False, **settings)
+    return nas.search(Net(), batches, [*batches], loss_fn, epochs=2, progress=False, **settings)
 
 
 def points_of(axes):

@@ -228,7 +228,7 @@ def _of_searches() -> dict[str, Call]:
 
 
 def _of_pages() -> dict[str, Call]:
-    result = nas.search(make_model(), BATCHES, BATCHES, loss_fn, epochs=1, progress=False)
+    result = nas.search(make_model(), BATCHES, [*BATCHES], loss_fn, epochs=1, progress=False)
     drawn = {name: (getattr(plot, name), {"result": result}) for name in ("history", "probabilities", "distribution")}
     return {
         **drawn,

@@ -44,7 +44,7 @@ def search(callback, **options):
         loss = nn.functional.mse_loss(model(x), torch.sin(3 * x))
         return loss, {"error": loss.detach().sqrt()}
 
-    return nas.search(model, batches, batches, loss_fn, callback=callback, progress=False, **options)
+    return nas.search(model, batches, [*batches], loss_fn, callback=callback, progress=False, **options)
 
 
 def test_losses_metrics_step_size_probabilities_and_the_architecture_are_read_back(tmp_path):

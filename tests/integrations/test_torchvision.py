@@ -54,7 +54,7 @@ def test_a_resnet_of_torchvision_is_searched_under_a_limit(resnet):
     result = nas.search(
         resnet["supernet"],
         batches,
-        batches,
+        [*batches],
         lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
         epochs=1,
         limits=[nas.Limit(nas.parameters, 5e6), nas.Limit(nas.Flops(X), 5e7)],

@@ -112,7 +112,7 @@ def test_a_bert_is_searched_under_a_limit():
     result = nas.search(
         supernet,
         batches,
-        batches,
+        [*batches],
         lambda model, batch: model(**batch).loss,
         epochs=2,
         weight_optimizer=weight_optimizer,
