@@ -60,7 +60,7 @@ class Scope:
     depth: int = 0
     next: int = 0
     anchor: Tensor | None = None  # ties switches to the graph even where no input has a gradient
-    sources: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    sources: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)  # by id and version
     zeros: Iterator[Tensor] | None = None  # gradients of the sources to come
     masks: dict[Any, Tensor] = field(default_factory=dict)  # of sizes
 

@@ -358,12 +358,12 @@ class Trace:
     # Gradients.
 
     def source(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """A tensor and the gradient that switches add to; made once for each tensor of a scope."""
-        sources = self.scope.sources
-        if id(tensor) not in sources:
+        """A tensor and the gradient that switches add to; made once for each tensor of a scope, until it is written."""
+        sources, key = self.scope.sources, (id(tensor), tensor._version)
+        if key not in sources:
             gradient = self._zeros_like(tensor)
-            sources[id(tensor)] = tensor, SwitchInput.apply(gradient, tensor), gradient  # type: ignore[no-untyped-call]
-        return sources[id(tensor)][1:]
+            sources[key] = tensor, SwitchInput.apply(gradient, tensor), gradient  # type: ignore[no-untyped-call]
+        return sources[key][1:]
 
     def _zeros_like(self, tensor: Tensor) -> Tensor:
         """The next of the gradients of a scope, which are made together at the first: one kernel clears them all."""
