@@ -4,6 +4,7 @@
 
 import copy
 import itertools
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -224,6 +225,21 @@ def with_step_hook(parameters):
 def test_optimizers_that_cannot_be_captured_are_named(optimizer, reason):
     got = unsupported_reason(optimizer(nn.Linear(2, 2).parameters()))
     assert got is reason if reason is None else reason in str(got)
+
+
+def test_a_state_that_is_loaded_leaves_the_way_in_which_the_optimizer_computes():
+    model = Choosy()
+    adam = partial(torch.optim.Adam, lr=0.01)
+    plain, captured, other = (
+        oneshot(m, weight_optimizer=kind(m.parameters()))
+        for m, kind in ((copy.deepcopy(model), kind) for kind in (adam, partial(adam, capturable=True), adam))
+    )
+    first, second = pairs(2)
+    plain.step(*first)
+    captured.load_state_dict(plain.state_dict())  # of a search without capture
+    assert unsupported_reason(captured.weight_optimizer) is None
+    other.load_state_dict(copy.deepcopy(captured.state_dict()))  # and back, to a machine without a GPU
+    assert other.step(*second) == plain.step(*second)
 
 
 def on_a_gpu():
