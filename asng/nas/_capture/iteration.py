@@ -6,11 +6,13 @@ losses and the metrics. Under limits there may be fewer candidates than passes: 
 those that have none.
 """
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -213,9 +215,15 @@ class Iteration:
     def _check_side_effects(self) -> None:
         """Refuse a pass that makes new buffers: a graph would write into the same ones, and read the first ones.
 
-        Also one with gradients of its own, which would not be added to those of the iteration, and one that ends in
-        evaluation mode.
+        Also one with gradients of its own, which would not be added to those of the iteration, one that ends in
+        evaluation mode, and one with random numbers that a graph would not draw again.
         """
+        for name, state in host_rng_states(self._device).items():
+            if state != self._host_rng[name]:
+                raise Refused(
+                    f"the model, the loss or the judge draws from {name}, and a graph would repeat these numbers; draw "
+                    "them by torch, on the device of the model"
+                )
         if self._is_training and not self._supernet.model.training:
             raise Refused("loss_fn leaves the model in evaluation mode; leave out eval() in it")
         for name, parameter in self._supernet.model.named_parameters():
@@ -254,6 +262,7 @@ class Iteration:
     def _preserve(self) -> Iterator[None]:
         """Restore parameters, their gradients, buffers, momentum and RNG state on exit."""
         model = self._supernet.model
+        self._host_rng, python, numpy = host_rng_states(self._device), random.getstate(), np.random.get_state()  # noqa: NPY002
         kept = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *self.update.tensors())}
         before = [tensor.detach().clone() for tensor in kept.values()]
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -263,6 +272,8 @@ class Iteration:
             try:
                 yield
             finally:
+                random.setstate(python)
+                np.random.set_state(numpy)  # noqa: NPY002
                 for parameter, gradient in gradients:
                     parameter.grad = gradient
                 with torch.no_grad():
@@ -379,6 +390,13 @@ class Iteration:
             raise Refused(f"the metrics change from {self._metrics[kind]} to {list(outcome.metrics)}")
         for target, value in zip(self._outputs[row], (outcome.loss, *outcome.metrics.values()), strict=False):
             target.copy_(value) if isinstance(value, Tensor) else target.fill_(value)
+
+
+def host_rng_states(device: torch.device) -> dict[str, Any]:
+    """States of global generators that replays on a device do not advance, by what they are called."""
+    numpys: Any = np.random.get_state()  # noqa: NPY002
+    states: dict[str, Any] = {"Python's random": random.getstate(), "NumPy's random": (numpys[1].tolist(), *numpys[2:])}
+    return states | ({} if device.type == "cpu" else {"torch's generator of the CPU": torch.get_rng_state().tolist()})
 
 
 def _module_around(error: Unswitchable, supernet: Supernet) -> nn.Module | None:

@@ -355,9 +355,13 @@ class WeightUpdate:
         parameters = list(chain.from_iterable(group["params"] for group in self._optimizer.param_groups))
         return [*map(Tensor.data_ptr, parameters), *map(attrgetter("requires_grad"), parameters)]
 
-    def is_as_captured(self) -> bool:
-        """Whether the optimizer's settings, and memory and `requires_grad` of its parameters, are as captured."""
-        return self._parameters == self._current_parameters() and self._settings == self._current_settings()
+    def find_change(self) -> str | None:
+        """What is not as captured: memory or `requires_grad` of the parameters, or a setting of the optimizer."""
+        if self._parameters != self._current_parameters():
+            return "the weights' memory or requires_grad"
+        pairs = zip(self._settings, self._current_settings(), strict=True)
+        changed = (name for old, new in pairs if old != new for name in new if old.get(name) != new[name])
+        return next((f"the optimizer's {name}" for name in changed), None)
 
     @property
     def lrs(self) -> list[float]:

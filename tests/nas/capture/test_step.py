@@ -4,12 +4,14 @@
 
 import copy
 import itertools
+import random
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,6 +24,7 @@ from asng.nas import OneOf, OneShot, Value
 from asng.nas._capture import step as _capture
 from asng.nas._capture import trace
 from asng.nas._capture.cases import Refused
+from asng.nas._capture.iteration import host_rng_states
 from asng.nas._capture.switch import (
     MIN_CUDA,
     MIN_TORCH,
@@ -177,6 +180,72 @@ def test_a_hook_on_accumulated_gradients_is_refused_with_the_parameter():
     model.stem.weight.register_post_accumulate_grad_hook(lambda parameter: None)
     with pytest.raises(Refused, match=r"^parameter stem.weight has a hook on its accumulated gradient"):
         iteration(oneshot(model), batches(1)[0])
+
+
+@torch.inference_mode()
+def judge_in_inference_mode(model, batch):
+    return cross_entropy(model, batch)
+
+
+def test_inference_mode_is_refused_where_it_hides_writes():
+    def prepare(option):
+        model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [option, nn.Tanh()]), nn.Linear(4, 3))
+        iteration(oneshot(model), batches(1)[0], judge=judge_in_inference_mode)
+
+    with pytest.raises(Refused, match=r"^'op' \(1\) can pass its input on, and torch.inference_mode\(\) hides whether"):
+        prepare(nn.Identity())
+    prepare(nn.Sigmoid())
+
+
+class GivesPair(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x):
+        return self.linear(x), None
+
+
+def test_results_that_are_no_tensors_are_refused_with_the_module():
+    def loss_fn(model, batch):
+        return nn.functional.cross_entropy(model(batch[0])[0], batch[1])
+
+    model = OneOf("op", [GivesPair(nn.Linear(4, 3)), GivesPair(nn.Linear(4, 3))])
+    with pytest.raises(Refused, match=r"^'op' \(the model\) gives NoneType, and only tensors can be switched$"):
+        iteration(oneshot(model), batches(1)[0], loss_fn=loss_fn)
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [(random.random, "Python's random"), (np.random.rand, "NumPy's random"), (np.random.randn, "NumPy's random")],
+    ids=["python", "numpy", "normal"],
+)
+def test_random_numbers_of_the_host_are_refused(draw, name):
+    def loss_fn(model, batch):
+        return cross_entropy(model, batch) * (1 + draw())
+
+    expected = repeat_draw(draw)
+    with pytest.raises(Refused, match=f"^the model, the loss or the judge draws from {name}, and a graph would repeat"):
+        iteration(oneshot(Choosy()), batches(1)[0], loss_fn=loss_fn)
+    assert [draw(), draw()] == expected  # plain steps draw what they would without a capture
+
+
+def repeat_draw(draw):
+    """What two calls will return."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    drawn = [draw(), draw()]
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    return drawn
+
+
+def test_random_numbers_of_the_cpu_are_noticed_beside_a_gpu():
+    gpu = torch.device("cuda")
+    before = host_rng_states(gpu)
+    torch.rand(())
+    assert [name for name, state in host_rng_states(gpu).items() if state != before[name]] == [
+        "torch's generator of the CPU"
+    ]
 
 
 def test_a_choice_that_is_recomputed_in_the_backward_pass_is_refused():
@@ -359,6 +428,15 @@ class Noise(nn.Module):
         return x + torch.empty_like(x).normal_(generator=self.generator)
 
 
+class Waits(nn.Module):
+    """Reads a number on the host, which torch refuses on a GPU while the architecture is open."""
+
+    def forward(self, x):
+        if trace.is_open():
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return x * x.mean().item()
+
+
 def weighted_loss(model, batch):
     return cross_entropy(model, batch) * (1 + nas.selected(model)["op"])
 
@@ -380,11 +458,12 @@ def as_array(model, batch):
         ),
         (Scales, cross_entropy, tuple, r"usual: 'op' \(1\) has more than 64 cases$"),
         (Large, cross_entropy, tuple, r"usual: CUDA out of memory\. .* 9 GiB \(in 1\.options\.0 \(Large\)\)$"),
+        (Waits, cross_entropy, tuple, r"synchronizing .*; leave out what reads .* \(in 1\.options\.0 \(Waits\)\)$"),
         (Noise, cross_entropy, tuple, r"normal_ draws from a generator of its own.* \(in 1\.options\.0 \(Noise\)\)$"),
         (nn.Tanh, weighted_loss, tuple, r"usual: decision 'op' \(1\) is read in Python outside of a choice$"),
         (nn.Tanh, as_array, lambda b: (b[0], b[1].numpy()), "a batch holds ndarray, and only tensors, numbers"),
     ],
-    ids=["key", "in place", "value", "memory", "generator", "loss", "numpy"],
+    ids=["key", "in place", "value", "memory", "wait", "generator", "loss", "numpy"],
 )
 def test_a_model_that_cannot_be_captured_runs_as_usual(option, loss_fn, to_batch, reason):
     model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [option(), nn.Identity()]), nn.Linear(4, 3))
@@ -495,9 +574,18 @@ def test_settings_that_change_all_the_time_end_captures():
     *first, fifth, sixth = enumerate(pairs(6))
     for number, pair in first:
         assert_same_step(number, *pair)
-    with pytest.warns(UserWarning, match="it was captured 4 times, as the optimizer's settings, the weights' memory"):
+    with pytest.warns(UserWarning, match="it was captured 4 times, and the optimizer's momentum changes again"):
         assert_same_step(fifth[0], *fifth[1])
     assert_same_step(sixth[0], *sixth[1])  # without a warning, which would be an error
+
+
+@pytest.mark.usefixtures("graphless")
+def test_captures_that_are_released_do_not_count():
+    model = Choosy()
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+    for train, valid in pairs(6):
+        assert captured.step(train, valid) == plain.step(train, valid)  # without a warning, which would be an error
+        captured.release_capture()
 
 
 @pytest.mark.usefixtures("graphless")
