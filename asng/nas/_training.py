@@ -58,20 +58,22 @@ class WeightOptimizers:
         return states[0] if self.is_single else states
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore such a state, except how steps are computed, such as `capturable`.
-
-        Raises ValueError if it is of another number of optimizers, before anything changes.
-        """
+        """Restore such a state; ValueError if it is of another number of optimizers, before anything changes."""
         states = [state] if isinstance(state, Mapping) else list(state)
         if isinstance(state, Mapping) is not self.is_single or len(states) != len(self.optimizers):
             raise ValueError(f"it has {len(states)} weight optimizers, this one {len(self.optimizers)}")
         for optimizer, saved in zip(self.optimizers, states, strict=True):
             check_alike(saved["param_groups"], optimizer.state_dict()["param_groups"], "param_groups")
             _check_parameter_states(saved["state"], optimizer)
-            groups = list(saved["param_groups"])
-            for index, (group, own) in enumerate(zip(groups, optimizer.param_groups, strict=False)):
-                groups[index] = {**group, **{name: own[name] for name in IMPLEMENTATION & own.keys()}}
-            optimizer.load_state_dict({**saved, "param_groups": groups})
+            load_optimizer(optimizer, saved)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Restore the state of an optimizer, except the way in which it computes, which is that of this machine."""
+    groups = list(saved["param_groups"])
+    for index, (group, own) in enumerate(zip(groups, optimizer.param_groups, strict=False)):
+        groups[index] = {**group, **{name: own[name] for name in IMPLEMENTATION & own.keys()}}
+    optimizer.load_state_dict({**saved, "param_groups": groups})
 
 
 def _check_parameter_states(state: Any, optimizer: torch.optim.Optimizer) -> None:
