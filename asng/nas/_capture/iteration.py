@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from asng.nas._candidates import Judge, LossFn, Numbers, Outcome, split_metrics, to_outcome
 from asng.nas._capture import masked
 from asng.nas._capture import switch as _switch
-from asng.nas._capture.branch import RefuseGenerators, SplitGroups, Weights
+from asng.nas._capture.branch import RefuseEffects, SplitGroups, Weights
 from asng.nas._capture.cases import Case, Columns, Refused, StaticBatch, Unswitchable, first_line, running_modules
 from asng.nas._capture.trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._capture.update import WeightUpdate
+from asng.nas._preserve import location_of
 from asng.nas.layers import ElasticLayer
 from asng.nas.supernet import Supernet, Values
 
@@ -83,10 +84,9 @@ class Iteration:
             "valid": StaticBatch(valid_batch, self._device),
         }
         self._buffers = [
-            (module, name, buffer)
+            (module, name, buffer, None if buffer is None else location_of(buffer))
             for module in self._supernet.paths
             for name, buffer in module._buffers.items()
-            if buffer is not None
         ]
         self._is_training = self._supernet.model.training
         is_on_cuda = self._device.type == "cuda"
@@ -231,8 +231,8 @@ class Iteration:
                 raise Refused(f"parameter {name} has a hook on its accumulated gradient, which a graph does not call")
             if parameter.grad is not None:
                 raise Refused("the loss calls backward(); let it return the sum of what it calls that of")
-        for module, name, buffer in self._buffers:
-            if module._buffers[name] is not buffer:
+        for module, name, buffer, location in self._buffers:
+            if module._buffers[name] is not buffer or (buffer is not None and location_of(buffer) != location):
                 path = self._supernet.paths[module] or "the model"
                 raise Refused(f"{path} replaces its buffer {name!r}; write into it, such as by {name}.copy_(...)")
 
@@ -279,7 +279,7 @@ class Iteration:
                 with torch.no_grad():
                     for tensor, old in zip(kept.values(), before, strict=True):
                         tensor.copy_(old)
-                for module, name, buffer in self._buffers:
+                for module, name, buffer, _ in self._buffers:
                     module._buffers[name] = buffer
 
     def _fork_rng(self) -> AbstractContextManager[None]:
@@ -367,7 +367,8 @@ class Iteration:
         if trace.discovers and kind == "train":
             self._consumers = trace.consumers
         groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
-        with trace.run(), self._autocast(), groups, RefuseGenerators() if trace.discovers else nullcontext():
+        effects = RefuseEffects(self._supernet.model.parameters()) if trace.discovers else nullcontext()
+        with trace.run(), self._autocast(), groups, effects:
             returned = self._functions[kind](self._supernet.model, self._batches[kind].batch)
         trace.check_watched()
         if not isinstance(split_metrics(returned)[0], Tensor):

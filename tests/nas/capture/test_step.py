@@ -89,6 +89,65 @@ class Averages(nn.Module):
         return self.linear(x - self.mean)
 
 
+class Moves(nn.Module):
+    """Makes a new buffer by the first pass, or new memory for it in every one."""
+
+    mean: torch.Tensor | None
+
+    def __init__(self, mean):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("mean", mean)
+
+    def forward(self, x):
+        if self.mean is None:
+            self.mean = x.detach().mean(0)
+        else:
+            self.mean.data = self.mean.data + 1
+        return self.linear(x - self.mean)
+
+
+@pytest.mark.parametrize("mean", [None, torch.zeros(4)], ids=["new", "moved"])
+def test_new_memory_of_a_buffer_is_refused(mean):
+    with pytest.raises(Refused, match=r"^0 replaces its buffer 'mean'; write into it"):
+        iteration(oneshot(nn.Sequential(Moves(mean), OneOf("op", [nn.Tanh(), nn.Linear(3, 3)]))), batches(1)[0])
+
+
+class Constrained(nn.Linear):
+    """Its forward() changes its weight."""
+
+    def __init__(self, constrain):
+        super().__init__(4, 4)
+        self.constrain = constrain
+
+    def forward(self, x):
+        self.constrain(self)
+        return super().forward(x)
+
+
+def replace_weight(layer):
+    layer.weight.data = torch.renorm(layer.weight.data, 2, 0, 0.3)
+
+
+def write_weight(layer):
+    with torch.no_grad():
+        layer.weight[0] = 0.1
+
+
+@pytest.mark.usefixtures("graphless")
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("constrain", [replace_weight, write_weight, lambda layer: layer.weight.data.clamp_(-0.1, 0.1)])
+def test_weights_that_a_pass_writes_run_as_usual(constrain, amp_dtype):
+    model = nn.Sequential(OneOf("op", [Constrained(constrain), nn.Linear(4, 4)]), nn.Linear(4, 3))
+    plain, captured = (
+        oneshot(m, amp_dtype=amp_dtype, capture=c) for m, c in ((model, False), (copy.deepcopy(model), True))
+    )
+    data = pairs(4)
+    with pytest.warns(UserWarning, match=r"a pass writes into a weight; .* \(in 0\.options\.0 \(Constrained\)\)$"):
+        got = [captured.step(*pair) for pair in data]
+    assert got == [plain.step(*pair) for pair in data]
+
+
 def test_a_buffer_that_is_replaced_is_put_back():
     model = OneOf("op", [Averages(), nn.Linear(4, 3)])
     averages: Any = model.options[0]
