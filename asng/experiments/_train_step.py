@@ -11,6 +11,7 @@ from asng.fused._dispatch import SideStream
 from asng.fused._sgd import TiledSGD, has_kernels_for
 from asng.nas._capture.update import unsupported_reason
 from asng.nas._preserve import snapshot
+from asng.nas._training import load_optimizer
 
 
 class TrainStep:
@@ -152,7 +153,7 @@ class TrainStep:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer(self.optimizer, state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])
         self._move_lr()
         self._captured = None  # the optimizer has another state now

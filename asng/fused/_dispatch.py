@@ -29,12 +29,13 @@ def can_launch(x: Tensor) -> bool:
 def is_supported(x: Tensor) -> bool:
     """Whether kernels can run on a tensor: (n, c, h, w), channels last as in `row_of`, on CUDA or in the interpreter.
 
-    They do not where torch's functions are to be seen: by torch.compile, torch.export and counters of FLOPs.
+    They do not where torch's functions are to be seen: by torch.compile, torch.export, torch.func, counters of FLOPs.
     """
     return (
         can_launch(x)
         and type(x) in (Tensor, nn.Parameter)
         and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
         and _get_current_dispatch_mode() is None
         and x.dim() == 4
         and x.dtype in DTYPES

@@ -19,8 +19,8 @@ class SeparableConv2d(nn.Sequential):
     Args:
         layers: `nn.ReLU`, `nn.Conv2d` with groups, `nn.Conv2d` of size 1 and `nn.BatchNorm2d`, and again. Kernels are
             used for kernel sizes of 3 and 5, strides of 1 and 2, with as much padding as keeps the size, no bias, and
-            up to 256 channels; other layers, and layers with hooks, run one after another, as in a
-            `torch.nn.Sequential`.
+            up to 256 channels, and a first ReLU that leaves its input alone; other layers, and layers with hooks, run
+            one after another, as in a `torch.nn.Sequential`.
 
     >>> half = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]
     >>> again = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]
@@ -50,6 +50,8 @@ def is_separable(layers: Any) -> bool:
     """Whether layers are those of a separable convolution, with settings that the kernels have."""
     kinds = [type(layer) for layer in layers]
     if len(kinds) != 8 or kinds[:2] + kinds[4:6] != 2 * [nn.ReLU, nn.Conv2d]:
+        return False
+    if layers[0].inplace:  # it writes into its input, which others may read
         return False
     channels = layers[1].in_channels
     return channels <= MAX_OUTPUTS and all(

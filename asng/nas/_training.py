@@ -14,6 +14,7 @@ from asng.nas._distributed import Groups
 from asng.nas.supernet import Supernet, Values
 
 TorchOptimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}  # may differ from machine to machine
 
 
 class WeightOptimizers:
@@ -64,7 +65,15 @@ class WeightOptimizers:
         for optimizer, saved in zip(self.optimizers, states, strict=True):
             check_alike(saved["param_groups"], optimizer.state_dict()["param_groups"], "param_groups")
             _check_parameter_states(saved["state"], optimizer)
-            optimizer.load_state_dict(saved)
+            load_optimizer(optimizer, saved)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Restore the state of an optimizer, except the way in which it computes, which is that of this machine."""
+    groups = list(saved["param_groups"])
+    for index, (group, own) in enumerate(zip(groups, optimizer.param_groups, strict=False)):
+        groups[index] = {**group, **{name: own[name] for name in IMPLEMENTATION & own.keys()}}
+    optimizer.load_state_dict({**saved, "param_groups": groups})
 
 
 def _check_parameter_states(state: Any, optimizer: torch.optim.Optimizer) -> None:

@@ -28,6 +28,7 @@ from asng.nas._checks import check_arguments, check_batches, check_decisions
 from asng.nas._loader_job import LoaderJob, Schedules, length_of
 from asng.nas._loop import CONTINUES, run_job
 from asng.nas._measures import ForwardMeasure
+from asng.nas._training import IMPLEMENTATION
 from asng.nas.limits import Limit
 from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import SearchResult, build_result, warn_if_short
@@ -36,7 +37,6 @@ from asng.optimizer import ASNG
 
 CHANGED_BY_SEARCH = {"params", "lr", "initial_lr"}  # by the search and its schedule
 CHANGED_BY_CYCLES = {"momentum", "betas"}  # by a schedule that cycles them, which leaves max_momentum as its mark
-IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}  # may differ from machine to machine
 
 
 def search(

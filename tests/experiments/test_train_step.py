@@ -296,6 +296,18 @@ def test_a_buffer_that_a_pass_replaces_is_restored_too():
     assert model.passes == 0
 
 
+@pytest.mark.parametrize("kind", [partial(torch.optim.SGD, momentum=0.9), torch.optim.Adam], ids=["sgd", "adam"])
+def test_a_training_goes_on_with_the_optimizer_of_another_machine(kind):
+    model, (batch, *_) = noisy_net().eval(), noisy_batches()
+    plain, fused = (
+        TrainStep(m, kind(m.parameters(), lr=0.1, fused=fused), squared_error, max_grad_norm=0.01)
+        for m, fused in ((model, None), (copy.deepcopy(model), True))  # as on a CPU, and on a GPU
+    )
+    plain(batch)
+    fused.load_state_dict(copy.deepcopy(plain.state_dict()))
+    torch.testing.assert_close([fused(batch) for _ in range(3)], [plain(batch) for _ in range(3)])
+
+
 @GPU
 def test_on_a_gpu_a_resumed_training_is_the_same_bit_for_bit():
     def train(until):

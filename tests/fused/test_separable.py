@@ -169,6 +169,14 @@ def test_other_layers_run_one_after_another(change):
     assert torch.equal(got.output, expected.output)
 
 
+def test_an_input_that_the_first_layer_writes_into_is_written():
+    layer = fused.SeparableConv2d(nn.ReLU(inplace=True), *layers(8, 3, 1)[1:])
+    x = channels_last((2, 8, 6, 6), torch.float32)
+    expected = x.relu()
+    layer(x)
+    assert torch.equal(x, expected)
+
+
 def test_the_state_dict_is_that_of_the_layers():
     plain = nn.Sequential(*layers(8, 3, 1))
     assert fused.SeparableConv2d(*plain).state_dict().keys() == plain.state_dict().keys()

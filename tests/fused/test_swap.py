@@ -68,6 +68,16 @@ def test_counters_of_flops_see_torchs_functions():
     assert counter.get_total_flops() == 2 * 2 * (2 * 64 * 4 * 9 + 2 * 64 * 4 * 4)
 
 
+@pytest.mark.parametrize("kind", ["AvgPool2d", "MaxPool2d"])
+def test_transforms_of_functions_see_torchs(kind):
+    def total(module, x):
+        return getattr(module, kind)(3, 1, 1)(x).square().sum()
+
+    x = channels_last((2, 4, 6, 6), torch.float32)
+    got, expected = (torch.func.grad(total, argnums=1)(module, x) for module in (fused, nn))
+    assert torch.equal(got, expected)
+
+
 def test_hooks_of_layers_are_called():
     layer = fused.SeparableConv2d(*separable(4))
     shapes = []

@@ -4,7 +4,7 @@ Autograd does not see into the cases. Each case has a small graph of its own, fr
 the backward pass is a switch, too: the case that ran adds to the gradients of its parameters and of its inputs.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,7 +60,7 @@ class Scope:
     depth: int = 0
     next: int = 0
     anchor: Tensor | None = None  # ties switches to the graph even where no input has a gradient
-    sources: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    sources: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)  # by id and version
     zeros: Iterator[Tensor] | None = None  # gradients of the sources to come
     masks: dict[Any, Tensor] = field(default_factory=dict)  # of sizes
 
@@ -302,15 +302,34 @@ class SplitGroups(TorchFunctionMode):
         return torch.cat([function(**{**named, "input": i, "weight": w, "bias": b}) for i, w, b in parts], axis)
 
 
-class RefuseGenerators(TorchFunctionMode):
-    """Raises RuntimeError where numbers are drawn from a generator that is given, which replays would not advance."""
+class RefuseEffects(TorchFunctionMode):
+    """Raises RuntimeError for what replays would not repeat.
+
+    They would not advance a generator that is given. Passes that run side by side may not write into weights, nor may
+    weights be moved; in mixed precision it would be copies that are written.
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._storages = {weight.untyped_storage().data_ptr() for weight in weights}
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if kwargs and kwargs.get("generator") is not None:
             raise RuntimeError(f"{function.__name__} draws from a generator of its own; leave out generator=")
-        return function(*args, **(kwargs or {}))
+        first: Any = args[0] if args else None
+        if not self._is_weight(first):
+            return function(*args, **(kwargs or {}))
+        before = first._version, first.data_ptr()
+        result = function(*args, **(kwargs or {}))
+        if (first._version, first.data_ptr()) != before:
+            raise RuntimeError("a pass writes into a weight; compute with a copy, as torch.nn.utils.parametrize does")
+        return result
+
+    def _is_weight(self, tensor: Any) -> bool:
+        is_dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_inference()
+        return is_dense and tensor.untyped_storage().data_ptr() in self._storages
 
 
 _FORWARD = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")

@@ -141,12 +141,12 @@ def _case_finder(cases: Sequence[Assignment]) -> Encoder:
     return lambda values, positions: [find(*map(positions.__getitem__, names))]
 
 
-def run_case(assignment: Assignment, call: Callable[[], Any]) -> Case:
+def run_case(label: str, assignment: Assignment, call: Callable[[], Any]) -> Case:
     """Run a case, to see what comes out."""
     flat, spec = pytree.tree_flatten(call())
     for leaf in flat:
         if not isinstance(leaf, Tensor):
-            raise Unswitchable(f"a choice gives {type(leaf).__name__}, and only tensors can be switched")
+            raise Unswitchable(f"{label} gives {type(leaf).__name__}, and only tensors can be switched")
     return Case(assignment, [torch.empty_like(tensor, device="meta") for tensor in flat], spec)
 
 

@@ -6,21 +6,24 @@ losses and the metrics. Under limits there may be fewer candidates than passes: 
 those that have none.
 """
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from asng.nas._candidates import Judge, LossFn, Numbers, Outcome, split_metrics, to_outcome
 from asng.nas._capture import masked
 from asng.nas._capture import switch as _switch
-from asng.nas._capture.branch import RefuseGenerators, SplitGroups, Weights
+from asng.nas._capture.branch import RefuseEffects, SplitGroups, Weights
 from asng.nas._capture.cases import Case, Columns, Refused, StaticBatch, Unswitchable, first_line, running_modules
 from asng.nas._capture.trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._capture.update import WeightUpdate
+from asng.nas._preserve import location_of
 from asng.nas.layers import ElasticLayer
 from asng.nas.supernet import Supernet, Values
 
@@ -81,10 +84,9 @@ class Iteration:
             "valid": StaticBatch(valid_batch, self._device),
         }
         self._buffers = [
-            (module, name, buffer)
+            (module, name, buffer, None if buffer is None else location_of(buffer))
             for module in self._supernet.paths
             for name, buffer in module._buffers.items()
-            if buffer is not None
         ]
         self._is_training = self._supernet.model.training
         is_on_cuda = self._device.type == "cuda"
@@ -213,9 +215,15 @@ class Iteration:
     def _check_side_effects(self) -> None:
         """Refuse a pass that makes new buffers: a graph would write into the same ones, and read the first ones.
 
-        Also one with gradients of its own, which would not be added to those of the iteration, and one that ends in
-        evaluation mode.
+        Also one with gradients of its own, which would not be added to those of the iteration, one that ends in
+        evaluation mode, and one with random numbers that a graph would not draw again.
         """
+        for name, state in host_rng_states(self._device).items():
+            if state != self._host_rng[name]:
+                raise Refused(
+                    f"the model, the loss or the judge draws from {name}, and a graph would repeat these numbers; draw "
+                    "them by torch, on the device of the model"
+                )
         if self._is_training and not self._supernet.model.training:
             raise Refused("loss_fn leaves the model in evaluation mode; leave out eval() in it")
         for name, parameter in self._supernet.model.named_parameters():
@@ -223,8 +231,8 @@ class Iteration:
                 raise Refused(f"parameter {name} has a hook on its accumulated gradient, which a graph does not call")
             if parameter.grad is not None:
                 raise Refused("the loss calls backward(); let it return the sum of what it calls that of")
-        for module, name, buffer in self._buffers:
-            if module._buffers[name] is not buffer:
+        for module, name, buffer, location in self._buffers:
+            if module._buffers[name] is not buffer or (buffer is not None and location_of(buffer) != location):
                 path = self._supernet.paths[module] or "the model"
                 raise Refused(f"{path} replaces its buffer {name!r}; write into it, such as by {name}.copy_(...)")
 
@@ -254,6 +262,7 @@ class Iteration:
     def _preserve(self) -> Iterator[None]:
         """Restore parameters, their gradients, buffers, momentum and RNG state on exit."""
         model = self._supernet.model
+        self._host_rng, python, numpy = host_rng_states(self._device), random.getstate(), np.random.get_state()  # noqa: NPY002
         kept = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *self.update.tensors())}
         before = [tensor.detach().clone() for tensor in kept.values()]
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -263,12 +272,14 @@ class Iteration:
             try:
                 yield
             finally:
+                random.setstate(python)
+                np.random.set_state(numpy)  # noqa: NPY002
                 for parameter, gradient in gradients:
                     parameter.grad = gradient
                 with torch.no_grad():
                     for tensor, old in zip(kept.values(), before, strict=True):
                         tensor.copy_(old)
-                for module, name, buffer in self._buffers:
+                for module, name, buffer, _ in self._buffers:
                     module._buffers[name] = buffer
 
     def _fork_rng(self) -> AbstractContextManager[None]:
@@ -356,7 +367,8 @@ class Iteration:
         if trace.discovers and kind == "train":
             self._consumers = trace.consumers
         groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
-        with trace.run(), self._autocast(), groups, RefuseGenerators() if trace.discovers else nullcontext():
+        effects = RefuseEffects(self._supernet.model.parameters()) if trace.discovers else nullcontext()
+        with trace.run(), self._autocast(), groups, effects:
             returned = self._functions[kind](self._supernet.model, self._batches[kind].batch)
         trace.check_watched()
         if not isinstance(split_metrics(returned)[0], Tensor):
@@ -379,6 +391,13 @@ class Iteration:
             raise Refused(f"the metrics change from {self._metrics[kind]} to {list(outcome.metrics)}")
         for target, value in zip(self._outputs[row], (outcome.loss, *outcome.metrics.values()), strict=False):
             target.copy_(value) if isinstance(value, Tensor) else target.fill_(value)
+
+
+def host_rng_states(device: torch.device) -> dict[str, Any]:
+    """States of global generators that replays on a device do not advance, by what they are called."""
+    numpys: Any = np.random.get_state()  # noqa: NPY002
+    states: dict[str, Any] = {"Python's random": random.getstate(), "NumPy's random": (numpys[1].tolist(), *numpys[2:])}
+    return states | ({} if device.type == "cpu" else {"torch's generator of the CPU": torch.get_rng_state().tolist()})
 
 
 def _module_around(error: Unswitchable, supernet: Supernet) -> nn.Module | None:

@@ -63,11 +63,13 @@ class CapturedStep:
         """The iteration for such batches, captured if need be."""
         if self._refused:
             return None
-        is_outgrown = self._misfits == MAX_MISFITS
-        if self._iteration is None or is_outgrown or not self._iteration.update.is_as_captured():
+        change = None if self._iteration is None else self._iteration.update.find_change()
+        if self._misfits == MAX_MISFITS:
+            change = "the shape of batches"
+        if self._iteration is None or change is not None:
             self.store()
             self._iteration = None  # which frees its memory
-            self._iteration = self._capture_iteration(n, train_batch, valid_batch)
+            self._iteration = self._capture_iteration(n, train_batch, valid_batch, change)
         if self._iteration is None or self._iteration.fits(n, train_batch, valid_batch):
             self._misfits = 0
             return self._iteration
@@ -105,14 +107,14 @@ class CapturedStep:
         self._is_current = False
 
     def release(self) -> None:
-        """Free the memory of the graph."""
+        """Free the memory of the graph; that capture does not count."""
         self.leave()
-        self._iteration = None
+        if self._iteration is not None:
+            self._iteration, self._captures = None, self._captures - 1
 
-    def _capture_iteration(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
+    def _capture_iteration(self, n: int, train_batch: Any, valid_batch: Any, change: str | None) -> Iteration | None:
         if self._captures == MAX_CAPTURES:
-            what = "the optimizer's settings, the weights' memory or requires_grad, or shapes of batches change"
-            reason = f"it was captured {MAX_CAPTURES} times, as {what}"
+            reason = f"it was captured {MAX_CAPTURES} times, and {change} changes again"
         else:
             reason = self._find_obstacle() or ""
         if not reason:
@@ -176,6 +178,8 @@ def _explain(error: Exception, supernet: Supernet) -> str:
         where = f"{supernet.paths[modules[-1]] or 'the model'} ({type(modules[-1]).__name__})"
     if "in-place" in reason:  # torch does not let the inputs of a case be overwritten
         reason = f"{reason.rstrip('.')}; leave out inplace=True"
+    if "synchronizing" in reason:
+        reason = f"{reason.rstrip('.')}; leave out what reads numbers of a tensor, such as item(), float() or an if"
     return f"{reason} (in {where})"
 
 

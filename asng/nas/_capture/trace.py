@@ -262,6 +262,11 @@ class Trace:
         returned = branch.run()
         if branch.passes_on:
             tensors = [leaf for leaf in (*flat, *pytree.tree_leaves(returned)) if isinstance(leaf, Tensor)]
+            if any(tensor.is_inference() for tensor in tensors):
+                raise Refused(
+                    f"{label} can pass its input on, and torch.inference_mode() hides whether one of both is written "
+                    "later; leave it out: judges run without gradients"
+                )
             self._watched += [(label, tensor.detach(), tensor._version) for tensor in tensors]
         return returned
 
@@ -299,9 +304,9 @@ class Trace:
             scope.next += 1
             return scope.case.sites[scope.next - 1]
         mode = Mode.CALLED
-        if (cases := self._find_cases(call, mode)) is None:
+        if (cases := self._find_cases(label, call, mode)) is None:
             mode = Mode.SWITCHED
-            cases = [] if may_be_many else self._find_cases(call, Mode.SHAPED)
+            cases = [] if may_be_many else self._find_cases(label, call, Mode.SHAPED)
             if cases is None:
                 raise Refused(f"{label} has more than {MAX_CASES} cases")
         elif not any(case.assignment for case in cases):  # it reads no decision
@@ -311,7 +316,7 @@ class Trace:
         scope.case.sites.append(site)
         return site
 
-    def _find_cases(self, call: Callable[[], Any], mode: Mode) -> list[Case] | None:
+    def _find_cases(self, label: str, call: Callable[[], Any], mode: Mode) -> list[Case] | None:
         """All cases, found by running each; None if they are too many."""
         cases: list[Case] = []
         waiting: list[Assignment] = [()]
@@ -319,7 +324,7 @@ class Trace:
             assignment = waiting.pop(0)
             try:
                 with self.fix(assignment), self.enter(Scope(Case(), mode)), torch.no_grad():
-                    cases.append(_cases.run_case(assignment, call))
+                    cases.append(_cases.run_case(label, assignment, call))
             except _Undecided as error:
                 variable = error.decision.variable
                 values = variable.values()
@@ -358,12 +363,12 @@ class Trace:
     # Gradients.
 
     def source(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """A tensor and the gradient that switches add to; made once for each tensor of a scope."""
-        sources = self.scope.sources
-        if id(tensor) not in sources:
+        """A tensor and the gradient that switches add to; made once for each tensor of a scope, until it is written."""
+        sources, key = self.scope.sources, (id(tensor), tensor._version)
+        if key not in sources:
             gradient = self._zeros_like(tensor)
-            sources[id(tensor)] = tensor, SwitchInput.apply(gradient, tensor), gradient  # type: ignore[no-untyped-call]
-        return sources[id(tensor)][1:]
+            sources[key] = tensor, SwitchInput.apply(gradient, tensor), gradient  # type: ignore[no-untyped-call]
+        return sources[key][1:]
 
     def _zeros_like(self, tensor: Tensor) -> Tensor:
         """The next of the gradients of a scope, which are made together at the first: one kernel clears them all."""

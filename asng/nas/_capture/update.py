@@ -32,9 +32,14 @@ class FlatGroup:
     """
 
     def __init__(
-        self, group: dict[str, Any], parameters: list[Tensor], n: int, low_dtype: torch.dtype | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        number: int,
+        parameters: list[Tensor],
+        n: int,
+        low_dtype: torch.dtype | None = None,
     ) -> None:
-        self.group, self.parameters = group, parameters
+        self._optimizer, self._number, self.parameters = optimizer, number, parameters
         # Each begins where vector loads may: libraries choose other kernels for unaligned weights.
         self._sizes = [-(-parameter.numel() // LINE) * LINE for parameter in parameters]
         like, size = parameters[0].detach(), sum(self._sizes)
@@ -51,6 +56,12 @@ class FlatGroup:
         lines = torch.tensor(self._sizes) // LINE
         owners = torch.repeat_interleave(torch.arange(len(lines), dtype=torch.int32), lines)
         self.owners = owners.to(like.device, non_blocking=True)  # the parameter of each `LINE` numbers
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """The settings. The optimizer has them: a state that is loaded brings others."""
+        group: dict[str, Any] = self._optimizer.param_groups[self._number]
+        return group
 
     def _move_parameters(self) -> None:
         """Make the parameters views of the values, except those whose memory has gaps or is shared."""
@@ -326,11 +337,12 @@ class WeightUpdate:
     def _build(self, dtype: torch.dtype | None, ids: Container[int]) -> None:
         self.groups: list[FlatGroup] = []
         self._rules, self.weights = [], []  # frees what they hold
-        for group in self._optimizer.param_groups:
+        optimizer = self._optimizer
+        for number, group in enumerate(optimizer.param_groups):
             high = [parameter for parameter in group["params"] if id(parameter) not in ids]
             low = [parameter for parameter in group["params"] if id(parameter) in ids]
-            self.groups += [FlatGroup(group, high, self._n)] if high else []
-            self.groups += [FlatGroup(group, low, self._n, dtype)] if low else []
+            self.groups += [FlatGroup(optimizer, number, high, self._n)] if high else []
+            self.groups += [FlatGroup(optimizer, number, low, self._n, dtype)] if low else []
         self._rules = [rule_for(flat, type(self._optimizer)) for flat in self.groups]
         self.weights = [self._weights_of(number) for number in range(self._n)]  # of each pass
         self._settings, self._parameters = self._current_settings(), self._current_parameters()
@@ -343,9 +355,13 @@ class WeightUpdate:
         parameters = list(chain.from_iterable(group["params"] for group in self._optimizer.param_groups))
         return [*map(Tensor.data_ptr, parameters), *map(attrgetter("requires_grad"), parameters)]
 
-    def is_as_captured(self) -> bool:
-        """Whether the optimizer's settings, and memory and `requires_grad` of its parameters, are as captured."""
-        return self._parameters == self._current_parameters() and self._settings == self._current_settings()
+    def find_change(self) -> str | None:
+        """What is not as captured: memory or `requires_grad` of the parameters, or a setting of the optimizer."""
+        if self._parameters != self._current_parameters():
+            return "the weights' memory or requires_grad"
+        pairs = zip(self._settings, self._current_settings(), strict=True)
+        changed = (name for old, new in pairs if old != new for name in new if old.get(name) != new[name])
+        return next((f"the optimizer's {name}" for name in changed), None)
 
     @property
     def lrs(self) -> list[float]:

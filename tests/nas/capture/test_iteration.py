@@ -150,6 +150,23 @@ def test_two_blocks_that_read_one_decision_are_both_switches():
     assert iteration(oneshot(model), batches(1)[0])._surroundings == [model[0], model[1]]
 
 
+class Rescales(nn.Module):
+    """Writes into what a choice has read, before another one reads it."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.first, self.second = (OneOf(name, [nn.Tanh(), nn.Sigmoid()]) for name in ("first", "second"))
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(self.first(x) + self.second(x.mul_(2)))
+
+
+def test_choices_before_and_after_a_write_have_gradients_of_their_own():
+    assert_same_steps(Rescales())
+
+
 def test_a_forward_of_a_module_alone_is_kept():
     model = nn.Sequential(OneOf("op", [nn.Linear(4, 4), nn.Tanh()]), nn.Linear(4, 3))
     own = model[0].forward = partial(model[0].forward)
@@ -354,6 +371,22 @@ def test_captured_steps_give_way_to_plain_ones_and_go_on():
     assert set(captured.capture_cost) == {"capture_seconds", "capture_gb"}
     assert with_gradient(captured.model) == with_gradient(plain.model)
     torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("graphless")
+@pytest.mark.parametrize(("name", "captures"), [("lr", 1), ("momentum", 2)])
+def test_a_state_that_is_loaded_brings_its_settings(name, captures):
+    model = Choosy()
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+    for number, (train, valid) in enumerate(pairs(6)):
+        assert captured.step(train, valid) == plain.step(train, valid)
+        for search in (plain, captured):
+            if number == 2:
+                state = copy.deepcopy(search.state_dict())
+                state["weight_optimizer"]["param_groups"][0][name] /= 10
+                search.load_state_dict(state)
+            search.weight_optimizer.param_groups[0]["lr"] *= 0.9  # as a schedule does
+    assert captured._captured._captures == captures
 
 
 @pytest.mark.usefixtures("graphless")

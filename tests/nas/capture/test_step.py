@@ -4,11 +4,14 @@
 
 import copy
 import itertools
+import random
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,6 +24,7 @@ from asng.nas import OneOf, OneShot, Value
 from asng.nas._capture import step as _capture
 from asng.nas._capture import trace
 from asng.nas._capture.cases import Refused
+from asng.nas._capture.iteration import host_rng_states
 from asng.nas._capture.switch import (
     MIN_CUDA,
     MIN_TORCH,
@@ -83,6 +87,65 @@ class Averages(nn.Module):
     def forward(self, x):
         self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
         return self.linear(x - self.mean)
+
+
+class Moves(nn.Module):
+    """Makes a new buffer by the first pass, or new memory for it in every one."""
+
+    mean: torch.Tensor | None
+
+    def __init__(self, mean):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("mean", mean)
+
+    def forward(self, x):
+        if self.mean is None:
+            self.mean = x.detach().mean(0)
+        else:
+            self.mean.data = self.mean.data + 1
+        return self.linear(x - self.mean)
+
+
+@pytest.mark.parametrize("mean", [None, torch.zeros(4)], ids=["new", "moved"])
+def test_new_memory_of_a_buffer_is_refused(mean):
+    with pytest.raises(Refused, match=r"^0 replaces its buffer 'mean'; write into it"):
+        iteration(oneshot(nn.Sequential(Moves(mean), OneOf("op", [nn.Tanh(), nn.Linear(3, 3)]))), batches(1)[0])
+
+
+class Constrained(nn.Linear):
+    """Its forward() changes its weight."""
+
+    def __init__(self, constrain):
+        super().__init__(4, 4)
+        self.constrain = constrain
+
+    def forward(self, x):
+        self.constrain(self)
+        return super().forward(x)
+
+
+def replace_weight(layer):
+    layer.weight.data = torch.renorm(layer.weight.data, 2, 0, 0.3)
+
+
+def write_weight(layer):
+    with torch.no_grad():
+        layer.weight[0] = 0.1
+
+
+@pytest.mark.usefixtures("graphless")
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("constrain", [replace_weight, write_weight, lambda layer: layer.weight.data.clamp_(-0.1, 0.1)])
+def test_weights_that_a_pass_writes_run_as_usual(constrain, amp_dtype):
+    model = nn.Sequential(OneOf("op", [Constrained(constrain), nn.Linear(4, 4)]), nn.Linear(4, 3))
+    plain, captured = (
+        oneshot(m, amp_dtype=amp_dtype, capture=c) for m, c in ((model, False), (copy.deepcopy(model), True))
+    )
+    data = pairs(4)
+    with pytest.warns(UserWarning, match=r"a pass writes into a weight; .* \(in 0\.options\.0 \(Constrained\)\)$"):
+        got = [captured.step(*pair) for pair in data]
+    assert got == [plain.step(*pair) for pair in data]
 
 
 def test_a_buffer_that_is_replaced_is_put_back():
@@ -178,6 +241,72 @@ def test_a_hook_on_accumulated_gradients_is_refused_with_the_parameter():
         iteration(oneshot(model), batches(1)[0])
 
 
+@torch.inference_mode()
+def judge_in_inference_mode(model, batch):
+    return cross_entropy(model, batch)
+
+
+def test_inference_mode_is_refused_where_it_hides_writes():
+    def prepare(option):
+        model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [option, nn.Tanh()]), nn.Linear(4, 3))
+        iteration(oneshot(model), batches(1)[0], judge=judge_in_inference_mode)
+
+    with pytest.raises(Refused, match=r"^'op' \(1\) can pass its input on, and torch.inference_mode\(\) hides whether"):
+        prepare(nn.Identity())
+    prepare(nn.Sigmoid())
+
+
+class GivesPair(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x):
+        return self.linear(x), None
+
+
+def test_results_that_are_no_tensors_are_refused_with_the_module():
+    def loss_fn(model, batch):
+        return nn.functional.cross_entropy(model(batch[0])[0], batch[1])
+
+    model = OneOf("op", [GivesPair(nn.Linear(4, 3)), GivesPair(nn.Linear(4, 3))])
+    with pytest.raises(Refused, match=r"^'op' \(the model\) gives NoneType, and only tensors can be switched$"):
+        iteration(oneshot(model), batches(1)[0], loss_fn=loss_fn)
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [(random.random, "Python's random"), (np.random.rand, "NumPy's random"), (np.random.randn, "NumPy's random")],
+    ids=["python", "numpy", "normal"],
+)
+def test_random_numbers_of_the_host_are_refused(draw, name):
+    def loss_fn(model, batch):
+        return cross_entropy(model, batch) * (1 + draw())
+
+    expected = repeat_draw(draw)
+    with pytest.raises(Refused, match=f"^the model, the loss or the judge draws from {name}, and a graph would repeat"):
+        iteration(oneshot(Choosy()), batches(1)[0], loss_fn=loss_fn)
+    assert [draw(), draw()] == expected  # plain steps draw what they would without a capture
+
+
+def repeat_draw(draw):
+    """What two calls will return."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    drawn = [draw(), draw()]
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    return drawn
+
+
+def test_random_numbers_of_the_cpu_are_noticed_beside_a_gpu():
+    gpu = torch.device("cuda")
+    before = host_rng_states(gpu)
+    torch.rand(())
+    assert [name for name, state in host_rng_states(gpu).items() if state != before[name]] == [
+        "torch's generator of the CPU"
+    ]
+
+
 def test_a_choice_that_is_recomputed_in_the_backward_pass_is_refused():
     class Recomputes(Choosy):
         def forward(self, x):
@@ -224,6 +353,21 @@ def with_step_hook(parameters):
 def test_optimizers_that_cannot_be_captured_are_named(optimizer, reason):
     got = unsupported_reason(optimizer(nn.Linear(2, 2).parameters()))
     assert got is reason if reason is None else reason in str(got)
+
+
+def test_a_state_that_is_loaded_leaves_the_way_in_which_the_optimizer_computes():
+    model = Choosy()
+    adam = partial(torch.optim.Adam, lr=0.01)
+    plain, captured, other = (
+        oneshot(m, weight_optimizer=kind(m.parameters()))
+        for m, kind in ((copy.deepcopy(model), kind) for kind in (adam, partial(adam, capturable=True), adam))
+    )
+    first, second = pairs(2)
+    plain.step(*first)
+    captured.load_state_dict(plain.state_dict())  # of a search without capture
+    assert unsupported_reason(captured.weight_optimizer) is None
+    other.load_state_dict(copy.deepcopy(captured.state_dict()))  # and back, to a machine without a GPU
+    assert other.step(*second) == plain.step(*second)
 
 
 def on_a_gpu():
@@ -343,6 +487,15 @@ class Noise(nn.Module):
         return x + torch.empty_like(x).normal_(generator=self.generator)
 
 
+class Waits(nn.Module):
+    """Reads a number on the host, which torch refuses on a GPU while the architecture is open."""
+
+    def forward(self, x):
+        if trace.is_open():
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return x * x.mean().item()
+
+
 def weighted_loss(model, batch):
     return cross_entropy(model, batch) * (1 + nas.selected(model)["op"])
 
@@ -364,11 +517,12 @@ def as_array(model, batch):
         ),
         (Scales, cross_entropy, tuple, r"usual: 'op' \(1\) has more than 64 cases$"),
         (Large, cross_entropy, tuple, r"usual: CUDA out of memory\. .* 9 GiB \(in 1\.options\.0 \(Large\)\)$"),
+        (Waits, cross_entropy, tuple, r"synchronizing .*; leave out what reads .* \(in 1\.options\.0 \(Waits\)\)$"),
         (Noise, cross_entropy, tuple, r"normal_ draws from a generator of its own.* \(in 1\.options\.0 \(Noise\)\)$"),
         (nn.Tanh, weighted_loss, tuple, r"usual: decision 'op' \(1\) is read in Python outside of a choice$"),
         (nn.Tanh, as_array, lambda b: (b[0], b[1].numpy()), "a batch holds ndarray, and only tensors, numbers"),
     ],
-    ids=["key", "in place", "value", "memory", "generator", "loss", "numpy"],
+    ids=["key", "in place", "value", "memory", "wait", "generator", "loss", "numpy"],
 )
 def test_a_model_that_cannot_be_captured_runs_as_usual(option, loss_fn, to_batch, reason):
     model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [option(), nn.Identity()]), nn.Linear(4, 3))
@@ -479,9 +633,18 @@ def test_settings_that_change_all_the_time_end_captures():
     *first, fifth, sixth = enumerate(pairs(6))
     for number, pair in first:
         assert_same_step(number, *pair)
-    with pytest.warns(UserWarning, match="it was captured 4 times, as the optimizer's settings, the weights' memory"):
+    with pytest.warns(UserWarning, match="it was captured 4 times, and the optimizer's momentum changes again"):
         assert_same_step(fifth[0], *fifth[1])
     assert_same_step(sixth[0], *sixth[1])  # without a warning, which would be an error
+
+
+@pytest.mark.usefixtures("graphless")
+def test_captures_that_are_released_do_not_count():
+    model = Choosy()
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+    for train, valid in pairs(6):
+        assert captured.step(train, valid) == plain.step(train, valid)  # without a warning, which would be an error
+        captured.release_capture()
 
 
 @pytest.mark.usefixtures("graphless")
