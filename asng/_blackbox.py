@@ -110,7 +110,8 @@ class BlackBox:
         self.history: list[Evaluation] = []
         self._ended: list[Trial] = []  # one for each evaluation
         listed = [variable.values() for variable in space.values()]
-        self._n_values = math.inf if noisy else math.prod(math.inf if v is None else len(v) for v in listed)
+        is_listable = not noisy and all(values is not None for values in listed)
+        self._n_values = math.prod(len(values or ()) for values in listed) if is_listable else math.inf
         self._losses: dict[Hashable, tuple[float, int]] = {}  # the sum of those of equal values, and their number
         self._active: dict[Hashable, frozenset[str]] = {}  # of values of which not all had an effect
         self._best: int | None = None
@@ -422,7 +423,7 @@ def _to_violation(returned: Any, name: str) -> float:
 
 def _entropy_to_json(entropy: Any) -> Any:
     """The entropy of a SeedSequence, an integer or several, as JSON holds it."""
-    return entropy if entropy is None or isinstance(entropy, int) else [int(each) for each in entropy]
+    return as_int(entropy) if np.ndim(entropy) == 0 else [int(each) for each in entropy]
 
 
 def _save_loss(number: float) -> float | None:

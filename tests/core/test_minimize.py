@@ -154,6 +154,12 @@ def test_steps_that_agree_leave_a_spread_to_move_on():
     assert min(optimizer.mode().values()) > 800
 
 
+def test_more_values_than_a_float_counts_are_minimized():
+    integers = {f"n{i}": Integer(0, 9999) for i in range(200)}
+    for space in (integers, integers | {"x": Real(0, 1)}):
+        assert minimize(lambda values: values["n0"], space, evaluations=30, seed=0).evaluations == 30
+
+
 # Values that repeat
 
 
