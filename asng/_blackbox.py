@@ -216,11 +216,11 @@ class BlackBox:
         total, count = self._losses.get(trial.key, (0.0, 0))
         self._losses[trial.key] = total + loss, count + 1
         self.failures_in_row = 0 if math.isfinite(loss) else self.failures_in_row + 1
-        if math.isfinite(loss) and (self.best is None or loss < self.best.loss):
-            self._best = len(self.history)
         evaluation = Evaluation(trial.candidate.values, loss, error)
-        self.history.append(evaluation)
         self._ended.append(trial)
+        self.history.append(evaluation)
+        if math.isfinite(loss) and (self.best is None or loss < self.best.loss):
+            self._best = len(self.history) - 1  # at last: Ctrl-C may come anywhere, and asks for it
         return evaluation
 
     def _judge(self, x: Array, loss: float, violation: Violation, key: Hashable = None) -> None:
