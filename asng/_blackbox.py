@@ -126,6 +126,7 @@ class BlackBox:
         self._first = 0  # evaluations before the last restart
         self._is_listing = False  # whether the queue holds all values that are left
         self.is_whole = True  # False in the middle of a change
+        self.is_waiting = False  # whether all values of the last population are in flight
 
     def _make_optimizer(self, start: int) -> Optimizer:
         seed = self._seed_of(start) if start else self._seed
@@ -167,7 +168,7 @@ class BlackBox:
 
     def next_trial(self) -> Trial | None:
         """A candidate to evaluate, of one new population at most; None where all of it is known or in flight."""
-        self.is_whole = False
+        self.is_whole, self.is_waiting = False, True
         if not self._queue:
             self._queue.extend(self.optimizer.ask())
         trial = None
@@ -226,6 +227,7 @@ class BlackBox:
     def _judge(self, x: Array, loss: float, violation: Violation, key: Hashable = None) -> None:
         if self._is_listing:  # not drawn from the distribution
             return
+        self.is_waiting = False
         self._judged.append(Judged(x, loss, violation, key))
         if len(self._judged) >= self.optimizer.population_size:
             self._tell()
@@ -290,7 +292,8 @@ class BlackBox:
     def _start_over(self) -> None:
         """Restart, or queue the rest of a small space: all of it at the end, as no other restart would be new."""
         is_small = self._n_values <= MAX_LISTED and not self.optimizer._has_custom_family
-        is_last = len(self.history) == self._first or self.end_reason == "infeasible"
+        begun = [trial.start for trial in (*self._ended[self._first :], *self.trials)]
+        is_last = len(self.optimizers) - 1 not in begun or self.end_reason == "infeasible"
         if is_small and (is_last or self._n_values - len(self._losses) <= 2 * self.optimizer.population_size):
             self._is_listing = True
             self._queue = deque(self._unknown_values())

@@ -83,14 +83,23 @@ def test_what_an_executor_refuses_costs_one_evaluation_each():
     assert [evaluation for evaluation in result.history if evaluation.error] == refused
 
 
-def test_no_worker_waits_for_the_slowest_of_a_population():
+@pytest.mark.parametrize(
+    ("space", "limits"),
+    [
+        (WIDE, []),
+        (WIDE, [lambda values: 0.9 - values["x"]]),
+        ({"n": Categorical(range(16)), "x": Categorical(range(16))}, []),
+    ],
+    ids=["all are new", "most are infeasible", "many are known"],
+)
+def test_no_worker_waits_for_the_slowest_of_a_population(space, limits):
     """One evaluation takes as long as all others: there is no barrier."""
     others_done, started, count = threading.Event(), threading.Event(), [0]
 
     def slow_once(values):
         if not started.is_set():
             started.set()
-            assert others_done.wait(60)
+            assert others_done.wait(20)
         else:
             count[0] += 1
             if count[0] == 99:
@@ -98,7 +107,9 @@ def test_no_worker_waits_for_the_slowest_of_a_population():
         return loss(values)
 
     with ThreadPoolExecutor(2) as executor:
-        result = minimize(slow_once, WIDE, evaluations=100, population_size=4, executor=executor, seed=0)
+        result = minimize(
+            slow_once, space, evaluations=100, population_size=4, executor=executor, limits=limits, seed=0
+        )
     assert result.evaluations == 100
     assert [evaluation.error for evaluation in result.history] == [""] * 100
 
