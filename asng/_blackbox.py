@@ -113,6 +113,7 @@ class BlackBox:
         is_listable = not noisy and all(values is not None for values in listed)
         self._n_values = math.prod(len(values or ()) for values in listed) if is_listable else math.inf
         self._losses: dict[Hashable, tuple[float, int]] = {}  # the sum of those of equal values, and their number
+        self._violations: dict[Hashable, Violation] = {}  # of values of a small space
         self._active: dict[Hashable, frozenset[str]] = {}  # of values of which not all had an effect
         self._best: int | None = None
         self.failures_in_row = 0
@@ -179,11 +180,11 @@ class BlackBox:
 
     def _take(self, candidate: Candidate) -> Trial | None:
         """Judge a candidate without an evaluation, or make it a trial."""
-        violation = self._violation(candidate.values)
+        key = self._key(candidate)
+        violation = self._violation(key, candidate.values)
         if violation != FEASIBLE:
             self._judge(candidate.x, math.inf, violation)
             return None
-        key = self._key(candidate)
         if not self._noisy:
             if key in self._losses:
                 self._judge(candidate.x, self._mean_loss(key), FEASIBLE, key)
@@ -329,7 +330,18 @@ class BlackBox:
             parts.append(value if isinstance(value, (int, float, str)) else float(x))
         return tuple(parts)
 
-    def _violation(self, values: dict[str, Any]) -> Violation:
+    def _violation(self, key: Hashable, values: dict[str, Any]) -> Violation:
+        """How the limits are missed; in a small space they are asked once for each of its values."""
+        if key in self._losses:
+            return FEASIBLE
+        if key not in self._violations:
+            violation = self._ask_limits(values)
+            if self._n_values > MAX_LISTED:
+                return violation
+            self._violations[key] = violation
+        return self._violations[key]
+
+    def _ask_limits(self, values: dict[str, Any]) -> Violation:
         for index, limit in enumerate(self._limits):
             number = _to_violation(limit(dict(values)), _limit_name(limit))
             if not number <= 0:

@@ -258,6 +258,12 @@ def test_later_limits_are_asked_only_where_earlier_ones_are_met():
     assert {values["n"] for values in second.seen} == {values["n"] for values in first.seen if values["n"] <= 2}
 
 
+def test_limits_are_asked_once_for_each_value_of_a_small_space():
+    limit = Recorder(at_most_two)
+    minimize(sphere, LINE, evaluations=50, limits=[limit], seed=0)
+    assert sorted(values["n"] for values in limit.seen) == list(range(-10, 11))
+
+
 def test_limits_that_nothing_meets_are_an_error():
     with pytest.raises(EvaluationError, match=r"none of 0 evaluations .* no candidate met the limits"):
         minimize(sphere, {"x": Real(0, 1)}, evaluations=10, limits=[lambda values: 1 + values["x"]], seed=0)
