@@ -110,8 +110,10 @@ class BlackBox:
         self.history: list[Evaluation] = []
         self._ended: list[Trial] = []  # one for each evaluation
         listed = [variable.values() for variable in space.values()]
-        self._n_values = math.inf if noisy else math.prod(math.inf if v is None else len(v) for v in listed)
+        is_listable = not noisy and all(values is not None for values in listed)
+        self._n_values = math.prod(len(values or ()) for values in listed) if is_listable else math.inf
         self._losses: dict[Hashable, tuple[float, int]] = {}  # the sum of those of equal values, and their number
+        self._violations: dict[Hashable, Violation] = {}  # of values of a small space
         self._active: dict[Hashable, frozenset[str]] = {}  # of values of which not all had an effect
         self._best: int | None = None
         self.failures_in_row = 0
@@ -125,6 +127,7 @@ class BlackBox:
         self._first = 0  # evaluations before the last restart
         self._is_listing = False  # whether the queue holds all values that are left
         self.is_whole = True  # False in the middle of a change
+        self.is_waiting = False  # whether all values of the last population are in flight
 
     def _make_optimizer(self, start: int) -> Optimizer:
         seed = self._seed_of(start) if start else self._seed
@@ -166,7 +169,7 @@ class BlackBox:
 
     def next_trial(self) -> Trial | None:
         """A candidate to evaluate, of one new population at most; None where all of it is known or in flight."""
-        self.is_whole = False
+        self.is_whole, self.is_waiting = False, True
         if not self._queue:
             self._queue.extend(self.optimizer.ask())
         trial = None
@@ -177,11 +180,11 @@ class BlackBox:
 
     def _take(self, candidate: Candidate) -> Trial | None:
         """Judge a candidate without an evaluation, or make it a trial."""
-        violation = self._violation(candidate.values)
+        key = self._key(candidate)
+        violation = self._violation(key, candidate.values)
         if violation != FEASIBLE:
             self._judge(candidate.x, math.inf, violation)
             return None
-        key = self._key(candidate)
         if not self._noisy:
             if key in self._losses:
                 self._judge(candidate.x, self._mean_loss(key), FEASIBLE, key)
@@ -215,16 +218,17 @@ class BlackBox:
         total, count = self._losses.get(trial.key, (0.0, 0))
         self._losses[trial.key] = total + loss, count + 1
         self.failures_in_row = 0 if math.isfinite(loss) else self.failures_in_row + 1
-        if math.isfinite(loss) and (self.best is None or loss < self.best.loss):
-            self._best = len(self.history)
         evaluation = Evaluation(trial.candidate.values, loss, error)
-        self.history.append(evaluation)
         self._ended.append(trial)
+        self.history.append(evaluation)
+        if math.isfinite(loss) and (self.best is None or loss < self.best.loss):
+            self._best = len(self.history) - 1  # at last: Ctrl-C may come anywhere, and asks for it
         return evaluation
 
     def _judge(self, x: Array, loss: float, violation: Violation, key: Hashable = None) -> None:
         if self._is_listing:  # not drawn from the distribution
             return
+        self.is_waiting = False
         self._judged.append(Judged(x, loss, violation, key))
         if len(self._judged) >= self.optimizer.population_size:
             self._tell()
@@ -289,7 +293,8 @@ class BlackBox:
     def _start_over(self) -> None:
         """Restart, or queue the rest of a small space: all of it at the end, as no other restart would be new."""
         is_small = self._n_values <= MAX_LISTED and not self.optimizer._has_custom_family
-        is_last = len(self.history) == self._first or self.end_reason == "infeasible"
+        begun = [trial.start for trial in (*self._ended[self._first :], *self.trials)]
+        is_last = len(self.optimizers) - 1 not in begun or self.end_reason == "infeasible"
         if is_small and (is_last or self._n_values - len(self._losses) <= 2 * self.optimizer.population_size):
             self._is_listing = True
             self._queue = deque(self._unknown_values())
@@ -325,7 +330,18 @@ class BlackBox:
             parts.append(value if isinstance(value, (int, float, str)) else float(x))
         return tuple(parts)
 
-    def _violation(self, values: dict[str, Any]) -> Violation:
+    def _violation(self, key: Hashable, values: dict[str, Any]) -> Violation:
+        """How the limits are missed; in a small space they are asked once for each of its values."""
+        if key in self._losses:
+            return FEASIBLE
+        if key not in self._violations:
+            violation = self._ask_limits(values)
+            if self._n_values > MAX_LISTED:
+                return violation
+            self._violations[key] = violation
+        return self._violations[key]
+
+    def _ask_limits(self, values: dict[str, Any]) -> Violation:
         for index, limit in enumerate(self._limits):
             number = _to_violation(limit(dict(values)), _limit_name(limit))
             if not number <= 0:
@@ -422,7 +438,7 @@ def _to_violation(returned: Any, name: str) -> float:
 
 def _entropy_to_json(entropy: Any) -> Any:
     """The entropy of a SeedSequence, an integer or several, as JSON holds it."""
-    return entropy if entropy is None or isinstance(entropy, int) else [int(each) for each in entropy]
+    return as_int(entropy) if np.ndim(entropy) == 0 else [int(each) for each in entropy]
 
 
 def _save_loss(number: float) -> float | None:

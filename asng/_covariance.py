@@ -19,6 +19,7 @@ INITIAL_SPREAD, NOISY_SPREAD = 0.3, 0.2  # standard deviations to start with, as
 MEAN_RATE, NOISY_MEAN_RATE = 1.0, 0.5  # of CMA-ES: shorter steps of the mean average noise over more populations
 BEYOND = 0.5  # standard deviations that draws lie beyond a bound at most
 MIN_EIGENVALUE = 1e-12  # of correlations
+MAX_SKEW = 1e-9  # of correlations, which are stored twice: how far both may drift apart by rounding
 MAX_BETA = 1 / 6  # where there are numbers
 MAX_NUMBERS = 100  # with covariances, which then take four times as long as independent numbers
 MAX_PRECISION = 1e6  # of numbers with covariances: the bounds over the smallest standard deviation
@@ -166,15 +167,22 @@ class CovarianceASNG(Optimizer):
         mean, var = mean + self._mean_rate * step, np.diagonal(state.covariance)
         theta[self._own] = self._normal.project(np.concatenate((mean, mean * mean + var)))
         scale = np.sqrt(self._normal._mean_and_var(theta[self._own])[1] / var)  # the bounds of standard deviations
-        state = state._replace(theta=theta, covariance=state.covariance * scale * scale[:, None])
+        covariance = state.covariance * scale * scale[:, None]
+        if skew_of(covariance) > MAX_SKEW:  # the difference grows for as long as standard deviations are at a bound
+            covariance = (covariance + covariance.T) / 2
+        state = state._replace(theta=theta, covariance=covariance)
         return state._replace(path=choices.path, gamma=choices.gamma, divisor=choices.divisor)
 
     def _impossible_part(self, state: CovarianceState) -> str | None:
         _, var = self._normal._mean_and_var(state.theta[self._own])
-        is_covariance = np.allclose(state.covariance, state.covariance.T) and np.allclose(
-            np.diagonal(state.covariance), var, rtol=1e-6
-        )
+        is_covariance = np.allclose(np.diagonal(state.covariance), var, rtol=1e-6) and skew_of(state.covariance) < 1e-3
         return None if is_covariance else "covariance"
+
+
+def skew_of(covariance: Array) -> float:
+    """The largest difference between the correlations above and below the diagonal."""
+    std = np.sqrt(np.diagonal(covariance))
+    return float((np.abs(covariance - covariance.T) / (std * std[:, None])).max())
 
 
 def decompose(covariance: Array) -> tuple[Array, Array]:

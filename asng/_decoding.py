@@ -39,7 +39,8 @@ class Space:
         self._table = np.fromiter(table, dtype=object, count=len(table))  # leaves arrays and tensors as they are
         # Lowest, highest, and where in the table its row begins; as often as there were draws last, if these were few.
         self._bounds = np.array(bounds, dtype=float).T[:, None]
-        self._choices_only = all(isinstance(marginal, Choices) for marginal in self.marginals)
+        is_choice = [isinstance(marginal, Choices) for marginal in self.marginals]
+        self._choices_only = all(is_choice) and not self._others  # which have one row each in the table
 
     def decode(self, x: Array) -> list[dict[str, Any]]:
         """Raw draws (n, variables) to n dicts of plain values, in the order of the space."""

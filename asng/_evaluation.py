@@ -118,7 +118,8 @@ class InExecutor(Evaluator[TrialT]):
 
     A dead worker breaks a pool of processes and everything in flight with it. The pool is made again, and the
     evaluations in flight are repeated one at a time, so that only the one that breaks the new pool, too, fails. So are
-    those that a Dask cluster gives up, since one that only waited on a worker that died may be among them.
+    those that a Dask cluster gives up, since one that only waited on a worker that died may be among them, and those
+    that were canceled.
 
     The time of an evaluation counts from when it is seen running. Where an executor does not say what runs, it counts
     from the last end of any evaluation, and only the oldest one is given up. A pool of processes calls running what
@@ -167,7 +168,7 @@ class InExecutor(Evaluator[TrialT]):
                 self._last_sign = time.monotonic()
                 self._isolating = self._isolating and bool(self._flights)
                 return done
-            if self._lost is not None:
+            if self._lost is not None and not self._flights:
                 raise self._lost
             if self._flights:
                 wait(self._flights, self._next_look(), FIRST_COMPLETED)
@@ -190,18 +191,30 @@ class InExecutor(Evaluator[TrialT]):
         except BrokenExecutor as error:  # a worker died between two evaluations
             self._replace_executor(error)
             if self._lost is not None:
-                raise self._lost from error
+                return
             future = self._executor.submit(*call)
         except RuntimeError as error:  # it was shut down
-            raise ExecutorLost(str(error)) from error
+            self._lost = ExecutorLost(str(error))
+            return
         except Exception as error:  # some executors serialize at once
             if not self._has_taken:
                 raise ValueError(f"the executor does not take this function: {failure(error).error}") from error
-            self._done.append((flight.trial, failure(error)))
+            if self._takes_nothing():
+                self._lost = ExecutorLost(failure(error).error)
+            else:
+                self._done.append((flight.trial, failure(error)))
             return
         self._has_taken = True
         flight.submitted, flight.started = time.monotonic(), None
         self._flights[future] = flight
+
+    def _takes_nothing(self) -> bool:
+        """Whether the executor refuses any work, as a client of Dask that was closed, not one evaluation alone."""
+        try:
+            self._executor.submit(int).cancel()
+        except Exception:
+            return True
+        return False
 
     def _collect(self) -> list[tuple[TrialT, CallResult]]:
         """The outcomes of evaluations that ended; those that went down with a broken executor become suspects."""
@@ -210,16 +223,16 @@ class InExecutor(Evaluator[TrialT]):
         for future in [future for future in self._flights if future.done()]:
             try:
                 error = future.exception()
-                if isinstance(error, BrokenExecutor):
-                    broken = error
-                    continue
-                if type(error).__name__ == KILLED and not self._isolating:
-                    self._suspects.append(self._flights.pop(future))
-                    continue
-                outcome = to_call_result(future.result()) if error is None else failure(error)
-            except CancelledError as error:
-                outcome = failure(error)
-            done.append((self._flights.pop(future).trial, outcome))
+            except CancelledError as cancelled:
+                error = cancelled
+            if isinstance(error, BrokenExecutor):
+                broken = error
+                continue
+            flight = self._flights.pop(future)
+            if not self._isolating and (isinstance(error, CancelledError) or type(error).__name__ == KILLED):
+                self._suspects.append(flight)
+            else:
+                done.append((flight.trial, to_call_result(future.result()) if error is None else failure(error)))
         if broken is not None:
             lost = list(self._flights.values())
             self._flights.clear()

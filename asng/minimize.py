@@ -199,7 +199,7 @@ def _evaluate(
             trial = run.next_trial()
             if trial is not None:
                 evaluator.submit(trial, dict(trial.candidate.values))
-            elif run.trials:  # wait for what is in flight before drawing more
+            elif run.is_waiting:  # what is drawn would be the same until an evaluation ends
                 break
         if not run.trials:
             return run.end_reason or "evaluations"

@@ -165,6 +165,16 @@ def test_a_slope_to_the_bounds_does_not_widen_the_distribution():
     assert max(normal.std for normal in result.optimizer.distribution().values()) < 1
 
 
+def test_a_covariance_stays_symmetric_at_the_bounds_of_standard_deviations():
+    space = {"x": Real(0, 1), "n": Integer(-5, 5)}
+    optimizer = CovarianceASNG(space, population_size=6, seed=0)
+    run(optimizer, 400, lambda values: values["x"] - values["n"])
+    correlation = optimizer._state.covariance / np.outer(*[np.sqrt(np.diagonal(optimizer._state.covariance))] * 2)
+    np.testing.assert_allclose(correlation, correlation.T, rtol=0, atol=1e-8)
+    assert abs(correlation[0, 1]) <= 1
+    CovarianceASNG(space, population_size=6).load_state_dict(optimizer.state_dict())
+
+
 def test_prior_knowledge_is_the_distribution_to_start_from():
     optimizer = CovarianceASNG(MIXED, population_size=6, initial={"n": (3, 2), "op": [0.2, 0.3, 0.5]}, seed=0)
     distribution = optimizer.distribution()

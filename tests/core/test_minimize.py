@@ -154,6 +154,12 @@ def test_steps_that_agree_leave_a_spread_to_move_on():
     assert min(optimizer.mode().values()) > 800
 
 
+def test_more_values_than_a_float_counts_are_minimized():
+    integers = {f"n{i}": Integer(0, 9999) for i in range(200)}
+    for space in (integers, integers | {"x": Real(0, 1)}):
+        assert minimize(lambda values: values["n0"], space, evaluations=30, seed=0).evaluations == 30
+
+
 # Values that repeat
 
 
@@ -250,6 +256,12 @@ def test_later_limits_are_asked_only_where_earlier_ones_are_met():
     first, second = Recorder(at_most_two), Recorder(lambda values: -8 - values["n"])
     minimize(sphere, LINE, evaluations=20, limits=[first, second], seed=0)
     assert {values["n"] for values in second.seen} == {values["n"] for values in first.seen if values["n"] <= 2}
+
+
+def test_limits_are_asked_once_for_each_value_of_a_small_space():
+    limit = Recorder(at_most_two)
+    minimize(sphere, LINE, evaluations=50, limits=[limit], seed=0)
+    assert sorted(values["n"] for values in limit.seen) == list(range(-10, 11))
 
 
 def test_limits_that_nothing_meets_are_an_error():

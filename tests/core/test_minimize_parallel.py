@@ -69,7 +69,7 @@ class Picky(Alone):
     """Refuses some values at once, as executors do that serialize when they are given work."""
 
     def submit(self, fn, /, *args, **kwargs):
-        if args[0]["n"] < 0:
+        if args and args[0]["n"] < 0:
             raise TypeError("cannot be serialized")
         return super().submit(fn, *args, **kwargs)
 
@@ -83,14 +83,23 @@ def test_what_an_executor_refuses_costs_one_evaluation_each():
     assert [evaluation for evaluation in result.history if evaluation.error] == refused
 
 
-def test_no_worker_waits_for_the_slowest_of_a_population():
+@pytest.mark.parametrize(
+    ("space", "limits"),
+    [
+        (WIDE, []),
+        (WIDE, [lambda values: 0.9 - values["x"]]),
+        ({"n": Categorical(range(16)), "x": Categorical(range(16))}, []),
+    ],
+    ids=["all are new", "most are infeasible", "many are known"],
+)
+def test_no_worker_waits_for_the_slowest_of_a_population(space, limits):
     """One evaluation takes as long as all others: there is no barrier."""
     others_done, started, count = threading.Event(), threading.Event(), [0]
 
     def slow_once(values):
         if not started.is_set():
             started.set()
-            assert others_done.wait(60)
+            assert others_done.wait(20)
         else:
             count[0] += 1
             if count[0] == 99:
@@ -98,7 +107,9 @@ def test_no_worker_waits_for_the_slowest_of_a_population():
         return loss(values)
 
     with ThreadPoolExecutor(2) as executor:
-        result = minimize(slow_once, WIDE, evaluations=100, population_size=4, executor=executor, seed=0)
+        result = minimize(
+            slow_once, space, evaluations=100, population_size=4, executor=executor, limits=limits, seed=0
+        )
     assert result.evaluations == 100
     assert [evaluation.error for evaluation in result.history] == [""] * 100
 
@@ -207,6 +218,40 @@ def test_threads_that_all_hang_end_with_the_result_so_far():
         finally:
             release.set()
     assert (result.stopped, result.evaluations) == ("executor", 22)
+
+
+class Canceling(Alone):
+    """Cancels an evaluation after every 20 of them, as a cluster that restarts; or is closed then, as Dask's client."""
+
+    def __init__(self, is_closed_then=False):
+        self.is_closed_then, self.count = is_closed_then, 0
+
+    def submit(self, fn, /, *args, **kwargs):
+        if self.is_closed_then and self.count > 20:
+            raise TypeError("the client is closed")
+        self.count += 1
+        if self.count % 21:
+            return super().submit(fn, *args, **kwargs)
+        future: Future[Any] = Future()
+        future.cancel()
+        future.set_running_or_notify_cancel()
+        return future
+
+
+def test_canceled_evaluations_are_repeated():
+    result = minimize(loss, WIDE, evaluations=60, executor=Canceling(), seed=0)
+    assert len(set(values_of(result))) == 60
+    assert [evaluation.error for evaluation in result.history] == [""] * 60
+
+
+def test_a_closed_executor_costs_no_evaluation(tmp_path):
+    settings: dict[str, Any] = {"evaluations": 60, "checkpoint": tmp_path / "state.json", "seed": 0}
+    with pytest.warns(UserWarning, match="the executor broke: TypeError: the client is closed"):
+        result = minimize(loss, WIDE, executor=Canceling(is_closed_then=True), **settings)
+    assert (result.stopped, result.evaluations) == ("executor", 20)
+    rest = minimize(loss, WIDE, executor=Alone(), **settings)
+    assert rest.history[:20] == result.history
+    assert [evaluation.error for evaluation in rest.history] == [""] * 60
 
 
 def test_an_executor_that_was_shut_down_is_an_error():

@@ -56,9 +56,10 @@ SETTINGS: dict[str, Any] = {"evaluations": 90, "seed": 1}
         {"limits": [lambda values: values["n"] - 40]},
         {"initial": {"op": [0.3, 0.3, 0.4], "n": (30, 10)}},
         {"seed": np.random.SeedSequence(7, spawn_key=(3,))},
+        {"seed": np.random.SeedSequence(np.int64(7))},
         {"population_size": 5},
     ],
-    ids=["plain", "noisy", "limits", "initial", "sequence", "population"],
+    ids=["plain", "noisy", "limits", "initial", "sequence", "integer of NumPy", "population"],
 )
 @pytest.mark.parametrize("given", [loss, conditional_loss])
 def test_interrupted_and_continued_equals_uninterrupted(tmp_path, changes, given):

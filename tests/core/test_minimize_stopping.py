@@ -1,11 +1,13 @@
 """When minimize ends: targets, convergence, callbacks, restarts, small spaces, Ctrl-C."""
 
+import sys
 from functools import partial
 
 import numpy as np
 import pytest
 
 from asng import Categorical, Integer, Real, minimize
+from asng._blackbox import BlackBox
 from tests.helpers.black_boxes import LINE, WIDE, Recorder, sphere
 from tests.helpers.trajectories import LETTERS
 
@@ -130,6 +132,28 @@ def test_interrupt_returns_the_result_so_far():
         pytest.fail("the result so far is lost")
     assert (result.evaluations, result.stopped) == (7, "interrupted")
     assert result.loss == min(map(sphere, f.seen[:7]))
+
+
+@pytest.mark.parametrize("line", range(1, 12))
+def test_interrupt_while_an_evaluation_is_remembered_returns_a_result(line):
+    first = BlackBox._remember.__code__.co_firstlineno
+
+    def trace(frame, event, arg):
+        if frame.f_code is not BlackBox._remember.__code__:
+            return trace if event == "call" else None
+        if event == "line" and frame.f_lineno == first + line and frame.f_locals["self"].best:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        result = minimize(lambda values: -values["n"], WIDE, evaluations=20, seed=0)
+    except KeyboardInterrupt:  # would end the whole test run
+        pytest.fail("the result so far is lost")
+    finally:
+        sys.settrace(before)
+    assert result.loss == -result.values["n"] <= result.history[0].loss
 
 
 def test_interrupt_before_any_result_is_passed_on():

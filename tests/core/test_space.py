@@ -237,6 +237,13 @@ def test_one_choice_is_a_constant():
     assert Space({"a": Categorical(["only"])}).decode(np.zeros((3, 1))) == [{"a": "only"}] * 3
 
 
+def test_thousands_of_choices_are_decoded_with_and_without_others_beside_them():
+    many = {"many": Categorical(range(5000))}
+    for more in ({}, {"few": Categorical([False, True])}, {"n": Integer(0, 1)}):
+        x = np.array([[4999, 1], [7, 0]])[:, : 1 + len(more)]
+        assert [tuple(row.values()) for row in Space(many | more).decode(x)] == [tuple(row) for row in x.tolist()]
+
+
 bounds = st.integers(-(2**17), 2**17)
 reals = st.floats(-1e300, 1e300)
 integers = st.tuples(bounds, st.integers(1, 1000)).map(lambda b: Integer(b[0], b[0] + b[1]))
