@@ -69,6 +69,7 @@ class SavedState(TypedDict):
     """A minimization in a checkpoint."""
 
     entropy: tuple[Any, list[int]]
+    population_size: int
     optimizers: list[dict[str, Any]]
     history: list[tuple[list[float], int, float | None, str, list[str] | None]]
     queue: list[list[float]]
@@ -87,6 +88,7 @@ class BlackBox:
     def __init__(
         self,
         space: Mapping[str, Variable],
+        evaluations: int,
         population_size: int | None,
         initial: Mapping[str, Any] | None,
         seed: Seed,
@@ -101,7 +103,8 @@ class BlackBox:
         self._restarts: float = 0 if noisy else math.inf
         if restarts is not None:
             self._restarts = check_int(restarts, "restarts", min=0)
-        self.population_size = default_population_size(space)
+        self._given_size = population_size
+        self.population_size = default_population_size(space, evaluations)
         if population_size is not None:
             self.population_size = check_int(population_size, "population_size", min=2, max=MAX_CANDIDATES)
         self.optimizers = [self._make_optimizer(0)]  # also checks the seed
@@ -357,7 +360,7 @@ class BlackBox:
             seed = [_entropy_to_json(seed.entropy), list(seed.spawn_key)]
         return {
             "space": self._space.describe(),
-            "population_size": self.population_size,
+            "population_size": "default" if self._given_size is None else self.population_size,
             "initial": {name: stable_repr(prior) for name, prior in (self._initial or {}).items()},
             "seed": seed,
             "noisy": self._noisy,
@@ -370,6 +373,7 @@ class BlackBox:
         rows = zip(self.history, self._ended, strict=True)
         return {
             "entropy": [self._entropy, list(self._spawn_key)],
+            "population_size": self.population_size,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "history": [
                 [trial.candidate.x.tolist(), trial.start, _save_loss(e.loss), e.error, self._active_names(trial.key)]
@@ -389,7 +393,8 @@ class BlackBox:
         if fault := mismatch(state, SavedState):
             raise ValueError(fault)
         self._entropy, self._spawn_key = state["entropy"][0], tuple(state["entropy"][1])
-        self.optimizers += [self._make_optimizer(start) for start in range(1, len(state["optimizers"]))]
+        self.population_size = check_int(state["population_size"], "population_size", min=2, max=MAX_CANDIDATES)
+        self.optimizers = [self._make_optimizer(start) for start in range(len(state["optimizers"]))]
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         for x, start, loss, error, active in state["history"]:

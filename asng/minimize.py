@@ -21,7 +21,7 @@ from asng._progress import Progress, no_progress, progress_bar
 from asng._signals import sigterm_as_interrupt
 from asng.space import Variable
 
-FORMAT = "asng minimize 2"
+FORMAT = "asng minimize 3"
 MAX_FAILED_POPULATIONS = 5  # in a row
 MAX_SHOWN = 6  # values in a text
 MAX_WARNED = 3  # kinds of errors
@@ -117,7 +117,7 @@ def minimize(
         space: Names and variables.
         evaluations: The most calls of f, at least 2.
         population_size: Candidates compared at a time; by default 4 + floor(3 ln n) for n variables with more than one
-            value.
+            value, and of few evaluations 0.6 times their square root, in pairs, but 4 at least.
         executor: Any concurrent.futures executor, such as a ProcessPoolExecutor or that of a Dask client. All its
             workers are busy all the time, without waiting for the slowest of a population; so the result depends on
             who is faster, and the same seed may not repeat it. For executors other than those of the standard library,
@@ -131,7 +131,8 @@ def minimize(
             violation.
         callback: Called with every `Evaluation`; ends the minimization by returning True.
         checkpoint: A file that the state is saved to, after every evaluation but at most once a second, and at the end.
-            The same call continues from it, also with more evaluations. By default nothing is saved.
+            The same call continues from it, also with more evaluations, with the population that it began with. By
+            default nothing is saved.
         target: Ends the minimization at a loss that is not above it.
         timeout: Seconds that an evaluation by an executor may take, without the start of its process; by default any.
         restarts: How often to start over, with twice the population (1,000 at most), once converged or without
@@ -155,7 +156,7 @@ def minimize(
     """
     check_int(evaluations, "evaluations", min=2)
     _check_callables(f, space, executor, limits, callback)
-    run = BlackBox(space, population_size, initial, seed, noisy, limits, restarts)
+    run = BlackBox(space, evaluations, population_size, initial, seed, noisy, limits, restarts)
     target = -math.inf if target is None else check_float(target, "target", gt=-math.inf)
     evaluator: Evaluator[Trial] = Evaluator(f)
     if executor is not None:

@@ -91,10 +91,17 @@ def test_minimize_starts_from_prior_knowledge():
 )
 def test_the_population_grows_with_the_logarithm_of_the_variables(space, population_size):
     sizes = [
-        inner(minimize(lambda v: len(str(v)), space, evaluations=50, population_size=size, seed=0).optimizer)
+        inner(minimize(lambda v: len(str(v)), space, evaluations=700, population_size=size, seed=0).optimizer)
         for size in (None, population_size)
     ]
     assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize(("evaluations", "population_size"), [(20, 4), (100, 6), (300, 10), (500, 12), (700, 14)])
+def test_the_population_is_small_where_evaluations_are_few(evaluations, population_size):
+    space = {str(i): Categorical(range(5)) for i in range(40)}
+    result = minimize(lambda v: sum(v.values()), space, evaluations=evaluations, restarts=0, seed=0)
+    assert result.optimizer.population_size == population_size
 
 
 @pytest.mark.slow
@@ -128,7 +135,7 @@ def test_the_best_so_far_is_ranked_with_the_next_populations():
 
 def test_noisy_losses_are_ranked_again_by_the_mean_of_equal_values():
     space = {"n": Categorical([0, 1, 2, 3])}
-    box = BlackBox(space, population_size=8, initial=None, seed=0, noisy=True, limits=(), restarts=None)
+    box = BlackBox(space, 100, population_size=8, initial=None, seed=0, noisy=True, limits=(), restarts=None)
     draws = dict.fromkeys(range(4), 0)
     for _ in range(16):  # two populations
         trial = box.next_trial()
