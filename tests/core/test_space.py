@@ -239,9 +239,10 @@ def test_one_choice_is_a_constant():
 
 def test_thousands_of_choices_are_decoded_with_and_without_others_beside_them():
     many = {"many": Categorical(range(5000))}
-    for more in ({}, {"few": Categorical([False, True])}, {"n": Integer(0, 1)}):
+    others: list[dict[str, Variable]] = [{}, {"few": Categorical([False, True])}, {"n": Integer(0, 1)}]
+    for more in others:
         x = np.array([[4999, 1], [7, 0]])[:, : 1 + len(more)]
-        assert [tuple(row.values()) for row in Space(many | more).decode(x)] == [tuple(row) for row in x.tolist()]
+        assert [tuple(row.values()) for row in Space({**many, **more}).decode(x)] == [tuple(row) for row in x.tolist()]
 
 
 bounds = st.integers(-(2**17), 2**17)
