@@ -122,7 +122,7 @@ class SearchJob(BilevelJob):
         weight_optimizer = torch.optim.SGD(
             self.model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=task.weight_decay
         )
-        capture = capture and self.device.type == "cuda"
+        capture = capture and task.is_capturable and self.device.type == "cuda"
         # Plain steps are faster as the images lie, captured ones with channels last.
         self._format = torch.channels_last if capture else torch.preserve_format
         self.oneshot = nas.OneShot(

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from asng.runs import ARCHITECTURE, nearest_path, read_config
 from asng.space import Variable
 
 Values = Mapping[str, Any]
+Kernels = Literal["fused", "torch"]  # of a GPU
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Task(ABC):
     inherited: ClassVar[tuple[str, ...]] = ()  # settings of trainings, by default those of the search
     baselines: ClassVar[tuple[str, ...]] = ("random",)  # architectures to train, besides those of searches and files
     weight_decay: ClassVar[float] = 3e-4
+    is_capturable: bool = True  # whether a step of its search can be one CUDA graph
     calibration_batches: ClassVar[int] = 0  # from which batch statistics of a network that was found are re-estimated
 
     def __init__(self, train: ImageSet, test: ImageSet) -> None:

@@ -77,6 +77,11 @@ def request_of(monkeypatch, tmp_path):
 # Search
 
 
+def test_a_search_is_captured_unless_torchs_kernels_are_asked_for(request_of):
+    assert request_of("search")[-2].is_capturable
+    assert not request_of("search", "--kernels", "torch")[-2].is_capturable
+
+
 def test_a_search_leaves_its_run_and_says_what_it_found_and_how_to_go_on(search_run):
     folder, done = search_run
     assert (done.code, done.err) == (0, "")

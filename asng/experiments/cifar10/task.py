@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +16,10 @@ from asng._checks import check_settings
 from asng._progress import Progress, no_progress
 from asng.experiments._images import ImageSet, Transform
 from asng.experiments._settings import EpochSettings, SearchSettings, parse_device
-from asng.experiments._task import DataSettings, EvaluateSettings, Task, Values
+from asng.experiments._task import DataSettings, EvaluateSettings, Kernels, Task, Values
 from asng.experiments.cifar10 import data, drawing, space
 from asng.experiments.cifar10.network import Net, set_drop_path, use_fused_kernels
 from asng.space import Variable
-
-Kernels = Literal["fused", "torch"]
 
 
 @dataclass(frozen=True)

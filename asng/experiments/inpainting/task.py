@@ -16,7 +16,7 @@ from asng._files import atomic_write
 from asng._progress import Progress, no_progress
 from asng.experiments._images import ImageSet, Transform
 from asng.experiments._settings import IterationSettings, SearchSettings, parse_device
-from asng.experiments._task import DataSettings, EvaluateSettings, Task, Values
+from asng.experiments._task import DataSettings, EvaluateSettings, Kernels, Task, Values
 from asng.experiments.inpainting import encoding, measures
 from asng.experiments.inpainting.data import (
     Mask,
@@ -42,8 +42,10 @@ DROPS = (0.4, 0.8)  # shares of the training after which the learning rate is a 
 
 @dataclass(frozen=True)
 class FaceSettings(DataSettings):
-    """The faces, and the lists that split them where their folders do not."""
+    """The faces, the lists that split them where their folders do not, the device and its kernels."""
 
+    kernels: Kernels = "fused"
+    """On a GPU: fused, Triton kernels, with which a search is captured; torch, its own, as --no-capture."""
     train_list: Path | None = None
     """A text file with the names of the training images, one in each line."""
     test_list: Path | None = None
@@ -165,6 +167,7 @@ class Inpainting(Task):
         train, test: Faces.
         split: How they were told apart.
         damaged: What was wrong with images that were left out.
+        kernels: On a GPU, those of torch or fused ones, which captured steps need.
     """
 
     name, noun, loading = "inpainting", "faces", "reading faces"
@@ -178,9 +181,16 @@ class Inpainting(Task):
     weight_decay = 0.0
 
     def __init__(
-        self, train: ImageSet, test: ImageSet, split: str = "", damaged: Mapping[str, str] | None = None
+        self,
+        train: ImageSet,
+        test: ImageSet,
+        split: str = "",
+        damaged: Mapping[str, str] | None = None,
+        *,
+        kernels: Kernels = "fused",
     ) -> None:
         super().__init__(train, test)
+        self.is_capturable = kernels == "fused"
         self._split, self._damaged = split, dict(damaged or {})
 
     @classmethod
@@ -188,7 +198,8 @@ class Inpainting(Task):
         if (where.train_list is None) != (where.test_list is None):
             raise ValueError("give --train-list and --test-list together, or neither")
         lists = None if where.train_list is None or where.test_list is None else (where.train_list, where.test_list)
-        return cls(*load_faces(where.data, parse_device(where.device), lists=lists, progress=progress))
+        faces = load_faces(where.data, parse_device(where.device), lists=lists, progress=progress)
+        return cls(*faces, kernels=where.kernels)
 
     @classmethod
     def load_for_test(cls, where: Any, config: Mapping[str, Any], settings: Any, progress: Progress) -> "Inpainting":

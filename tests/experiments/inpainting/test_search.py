@@ -53,6 +53,21 @@ def test_the_defaults_are_the_papers():
     assert (settings.population_size, settings.method, settings.encoding, settings.mask) == (2, "asng", "cat", "center")
 
 
+def test_a_search_is_capturable_with_fused_kernels_alone(faces):
+    assert Inpainting(*faces).is_capturable
+    assert not Inpainting(*faces, kernels="torch").is_capturable
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("kernels", ["fused", "torch"])
+def test_on_a_gpu_a_search_is_captured_with_fused_kernels_alone(faces, kernels):
+    train, test = (ImageSet(each.images.cuda(), names=each.names) for each in faces)
+    job = SearchJob(Inpainting(train, test, kernels=kernels), TINY, capture=True)
+    for index in range(2):
+        job.step(index)
+    assert bool(job.oneshot.capture_cost) == (kernels == "fused")
+
+
 def test_an_iteration_is_the_papers(faces):
     """Both halves see their own faces; all architectures of a half see the same faces and holes; no decay."""
     job = make_job(settings_with(mask="pixel", seed=5), faces)
