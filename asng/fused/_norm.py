@@ -38,11 +38,8 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def forward(self, x: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor:
         if self._fits(x, add):
-            if self.num_batches_tracked is not None and self.track_running_stats:
-                self.num_batches_tracked.add_(1)
-            running = (self.running_mean, self.running_var)
             return _BatchNorm.apply(  # type: ignore[no-any-return, no-untyped-call]
-                x, add, self.weight, self.bias, *running, self.momentum, self.eps, relu
+                x, add, self.weight, self.bias, *count_batch(self), self.momentum, self.eps, relu
             )
         y = super().forward(x)
         y = y if add is None else y + add
@@ -57,6 +54,15 @@ class BatchNorm2d(nn.BatchNorm2d):
 def uses_batch_statistics(norm: nn.BatchNorm2d) -> bool:
     """Whether a batch norm normalizes by its input's statistics, and follows them by a constant momentum if at all."""
     return norm.running_mean is None or (norm.training and norm.momentum is not None)
+
+
+def count_batch(norm: nn.BatchNorm2d) -> tuple[Tensor | None, Tensor | None]:
+    """Count a batch where torch does; return the running statistics that are to follow it, or None."""
+    if not (norm.training and norm.track_running_stats):
+        return None, None
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+    return norm.running_mean, norm.running_var
 
 
 class Split(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from asng.fused._dispatch import DTYPES, compute_dtype, have_hooks, is_supported
-from asng.fused._norm import uses_batch_statistics
+from asng.fused._norm import count_batch, uses_batch_statistics
 from asng.fused._pointwise import MAX_OUTPUTS, is_pointwise
 
 
@@ -38,9 +38,7 @@ class SeparableConv2d(nn.Sequential):
 
         settings, tensors = [], []
         for _, depthwise, pointwise, norm in (layers[:4], layers[4:]):
-            if norm.num_batches_tracked is not None and norm.track_running_stats:
-                norm.num_batches_tracked.add_(1)
-            tensors += [depthwise.weight, pointwise.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var]
+            tensors += [depthwise.weight, pointwise.weight, norm.weight, norm.bias, *count_batch(norm)]
             settings.append(HalfSettings(depthwise.kernel_size[0], depthwise.stride[0], norm.momentum, norm.eps))
         save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *tensors))
         return SeparableFunction.apply(x, *tensors, settings, dtype, save)  # type: ignore[no-any-return, no-untyped-call]

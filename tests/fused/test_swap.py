@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from asng import fused, nas
 from asng.experiments.cifar10.network import Net
-from tests.helpers.fused_layers import assert_close, channels_last, run
+from tests.helpers.fused_layers import assert_close, channels_last, error, run
 
 
 def separable(channels):
@@ -84,3 +84,32 @@ def test_hooks_of_layers_are_called():
     layer[5].register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
     layer(channels_last((2, 4, 8, 8), torch.float32))
     assert shapes == [(2, 4, 8, 8)]
+
+
+NORMED = {
+    "batch norm": lambda: nn.BatchNorm2d(4),
+    "pointwise": lambda: nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)),
+    "separable": lambda: nn.Sequential(*separable(4)),
+}
+
+
+def stop_tracking(norm):
+    norm.track_running_stats = False
+
+
+def forget_statistics(norm):
+    norm.running_mean = norm.running_var = None
+    norm.eval()
+
+
+@pytest.mark.parametrize("change", [stop_tracking, forget_statistics])
+@pytest.mark.parametrize("kind", NORMED)
+def test_changed_batch_norms_compute_what_torchs_do(kind, change):
+    torch.manual_seed(0)
+    plain = NORMED[kind]()
+    for module in plain.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            change(module)
+    layer, x = fused.fuse(copy.deepcopy(plain)), channels_last((2, 4, 6, 5), torch.float32)
+    assert_close(run(layer, x), run(plain, x), torch.float32)
+    assert all(error(left, right) < 1e-6 for left, right in zip(layer.buffers(), plain.buffers(), strict=True))
