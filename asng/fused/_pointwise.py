@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng.fused._dispatch import DTYPES, compute_dtype, have_hooks, is_supported
-from asng.fused._norm import BatchNorm2d, count_batch, uses_batch_statistics
+from asng.fused._norm import BatchNorm2d, count_batch, has_kernels_for
 
 NORMS = {nn.BatchNorm2d, BatchNorm2d}
 MAX_OUTPUTS = 256
@@ -101,7 +101,7 @@ def _fits(maps: Sequence[Tensor], weight: Tensor, norm: nn.BatchNorm2d, dtype: t
     return (
         all(map(is_supported, maps))
         and weight.shape[0] <= MAX_OUTPUTS
-        and uses_batch_statistics(norm)
+        and has_kernels_for(norm)
         and not have_hooks(norm)
         and dtype in DTYPES
         and (torch.is_autocast_enabled(x.device.type) or weight.dtype == dtype)

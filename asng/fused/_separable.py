@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from asng.fused._dispatch import DTYPES, compute_dtype, have_hooks, is_supported
-from asng.fused._norm import count_batch, uses_batch_statistics
+from asng.fused._norm import count_batch, has_kernels_for
 from asng.fused._pointwise import MAX_OUTPUTS, is_pointwise
 
 
@@ -81,7 +81,7 @@ def _fits(x: Tensor, layers: Any, dtype: torch.dtype) -> bool:
     return (
         is_supported(x)
         and x.shape[1] == channels
-        and all(uses_batch_statistics(layers[index]) for index in (3, 7))
+        and all(has_kernels_for(layers[index]) for index in (3, 7))
         and not have_hooks(*layers)
         and dtype in DTYPES
         and (torch.is_autocast_enabled(x.device.type) or all(weight.dtype == dtype for weight in weights))

@@ -102,14 +102,37 @@ def forget_statistics(norm):
     norm.eval()
 
 
-@pytest.mark.parametrize("change", [stop_tracking, forget_statistics])
+def leave_out_bias(norm):
+    norm.bias = None
+
+
+def leave_gaps_between_weights(norm):
+    norm.weight, norm.bias = (nn.Parameter(torch.linspace(0.5, 2, 8)[::2]) for _ in range(2))
+
+
+def leave_gaps_between_statistics(norm):
+    norm.running_mean, norm.running_var = torch.zeros(8)[::2], torch.ones(8)[::2]
+
+
+CHANGES = [
+    stop_tracking,
+    forget_statistics,
+    leave_out_bias,
+    leave_gaps_between_weights,
+    leave_gaps_between_statistics,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", NORMED)
 def test_changed_batch_norms_compute_what_torchs_do(kind, change):
     torch.manual_seed(0)
     plain = NORMED[kind]()
-    for module in plain.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            change(module)
-    layer, x = fused.fuse(copy.deepcopy(plain)), channels_last((2, 4, 6, 5), torch.float32)
+    layer = fused.fuse(copy.deepcopy(plain))
+    for model in (layer, plain):
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                change(module)
+    x = channels_last((2, 4, 6, 5), torch.float32)
     assert_close(run(layer, x), run(plain, x), torch.float32)
     assert all(error(left, right) < 1e-6 for left, right in zip(layer.buffers(), plain.buffers(), strict=True))
