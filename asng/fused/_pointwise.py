@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asng.fused._dispatch import DTYPES, compute_dtype, have_hooks, is_supported
+from asng.fused._dispatch import DTYPES, align, compute_dtype, have_hooks, is_countable, is_supported
 from asng.fused._norm import BatchNorm2d, count_batch, has_kernels_for
 
 NORMS = {nn.BatchNorm2d, BatchNorm2d}
@@ -100,6 +100,7 @@ def _fits(maps: Sequence[Tensor], weight: Tensor, norm: nn.BatchNorm2d, dtype: t
     x = maps[0]
     return (
         all(map(is_supported, maps))
+        and is_countable(x, align(weight.shape[0]))
         and weight.shape[0] <= MAX_OUTPUTS
         and has_kernels_for(norm)
         and not have_hooks(norm)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asng.fused._dispatch import DTYPES, compute_dtype, have_hooks, is_supported
+from asng.fused._dispatch import DTYPES, align, compute_dtype, have_hooks, is_countable, is_supported
 from asng.fused._norm import count_batch, has_kernels_for
 from asng.fused._pointwise import MAX_OUTPUTS, is_pointwise
 
@@ -81,6 +81,7 @@ def _fits(x: Tensor, layers: Any, dtype: torch.dtype) -> bool:
     return (
         is_supported(x)
         and x.shape[1] == channels
+        and is_countable(x, align(channels))
         and all(has_kernels_for(layers[index]) for index in (3, 7))
         and not have_hooks(*layers)
         and dtype in DTYPES

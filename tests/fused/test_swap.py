@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from asng import fused, nas
 from asng.experiments.cifar10.network import Net
+from asng.fused import _dispatch
 from tests.helpers.fused_layers import assert_close, channels_last, error, run
 
 
@@ -136,3 +137,20 @@ def test_changed_batch_norms_compute_what_torchs_do(kind, change):
     x = channels_last((2, 4, 6, 5), torch.float32)
     assert_close(run(layer, x), run(plain, x), torch.float32)
     assert all(error(left, right) < 1e-6 for left, right in zip(layer.buffers(), plain.buffers(), strict=True))
+
+
+# Two images of 6x5 pixels: the input is small enough, but not what the kernels write, 8 elements for each pixel.
+@pytest.mark.parametrize("kind", ["pointwise", "separable"])
+def test_maps_with_more_elements_than_kernels_count_go_to_torch(kind, monkeypatch):
+    plain = NORMED[kind]()
+    layer, x = fused.fuse(copy.deepcopy(plain)), channels_last((2, 4, 6, 5), torch.float32)
+    assert run(layer, x).used.endswith("FunctionBackward")
+    monkeypatch.setattr(_dispatch, "MAX_NUMEL", 2 * 8 * 6 * 5)
+    assert not run(layer, x).used.endswith("FunctionBackward")
+
+
+def test_longer_rows_than_the_channels_count(monkeypatch):
+    x = _dispatch.to_rows(channels_last((2, 4, 6, 5), torch.float32), 8)
+    assert _dispatch.is_supported(x)
+    monkeypatch.setattr(_dispatch, "MAX_NUMEL", 2 * 8 * 6 * 5)
+    assert not _dispatch.is_supported(x)
