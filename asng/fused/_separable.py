@@ -77,7 +77,7 @@ def _is_depthwise(layer: nn.Conv2d, channels: int) -> bool:
 
 def _fits(x: Tensor, layers: Any, dtype: torch.dtype) -> bool:
     weights = [layers[index].weight for index in (1, 2, 5, 6)]
-    channels = layers[1].in_channels
+    channels, stride = layers[1].in_channels, layers[1].stride[0] * layers[5].stride[0]
     return (
         is_supported(x)
         and x.shape[1] == channels
@@ -87,5 +87,5 @@ def _fits(x: Tensor, layers: Any, dtype: torch.dtype) -> bool:
         and dtype in DTYPES
         and (torch.is_autocast_enabled(x.device.type) or all(weight.dtype == dtype for weight in weights))
         and all(weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
-        and x.shape[0] * (x.shape[2] // layers[1].stride[0]) * (x.shape[3] // layers[1].stride[0]) > 1
+        and x.shape[0] * (x.shape[2] // stride) * (x.shape[3] // stride) > 1
     )
