@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -51,9 +52,16 @@ def is_countable(x: Tensor, row: int) -> bool:
 
 
 def have_hooks(*layers: nn.Module) -> bool:
-    """Whether one of some layers has to be called by itself, as its hooks are to see what goes in and comes out."""
-    return any(
-        layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    """Whether one of some layers has to be called by itself, as hooks are to see what goes in and comes out.
+
+    Hooks are its own, those of all modules, or a function in the place of its `forward`.
+    """
+    return bool(_has_any_global_hook()) or any(  # type: ignore[no-untyped-call]
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+        or "forward" in vars(layer)
         for layer in layers
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("triton")
@@ -85,6 +86,24 @@ def test_hooks_of_layers_are_called():
     layer[5].register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
     layer(channels_last((2, 4, 8, 8), torch.float32))
     assert shapes == [(2, 4, 8, 8)]
+
+
+@pytest.mark.parametrize("layers", [separable(4), [nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)]])
+def test_hooks_of_all_modules_see_layers(layers):
+    layer, seen = fused.fuse(nn.Sequential(*layers)), []
+    with register_module_forward_hook(lambda module, inputs, output: seen.append(module)):
+        layer(channels_last((2, 4, 8, 8), torch.float32))
+    assert seen == [*layer, layer]
+
+
+@pytest.mark.parametrize("layers", [separable(4), [nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)]])
+def test_functions_in_the_place_of_forward_are_called(layers):
+    layer = fused.fuse(nn.Sequential(*layers))
+    for index in range(len(layers)):
+        replaced = copy.deepcopy(layer)
+        replaced[index].forward = lambda x: torch.zeros_like(x).requires_grad_()
+        x = channels_last((2, 4, 8, 8), torch.float32)
+        assert torch.equal(replaced(x), nn.Sequential(*replaced)(x))
 
 
 NORMED = {
