@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -30,12 +31,15 @@ def can_launch(x: Tensor) -> bool:
 def is_supported(x: Tensor) -> bool:
     """Whether kernels can run on a tensor: (n, c, h, w), channels last as in `row_of`, on CUDA or in the interpreter.
 
-    They do not where torch's functions are to be seen: by torch.compile, torch.export, torch.func, counters of FLOPs.
+    They do not where torch's functions are to be seen: by torch.compile, torch.export, torch.jit.trace, torch.func,
+    derivatives in forward mode, counters of FLOPs.
     """
     return (
         can_launch(x)
         and type(x) in (Tensor, nn.Parameter)
         and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+        and forward_ad._current_level < 0
         and not torch._C._are_functorch_transforms_active()
         and _get_current_dispatch_mode() is None
         and x.dim() == 4

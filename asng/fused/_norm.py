@@ -47,9 +47,13 @@ class BatchNorm2d(nn.BatchNorm2d):
         return F.relu(y) if relu else y
 
     def _fits(self, x: Tensor, add: Tensor | None) -> bool:
-        alike = add is None or (add.dtype == x.dtype and add.shape == x.shape and is_supported(add))
-        enough = x.dim() == 4 and x.shape[1] == self.num_features and x.numel() > x.shape[1]
-        return has_kernels_for(self) and alike and enough and is_supported(x)
+        return (
+            is_supported(x)
+            and has_kernels_for(self)
+            and (add is None or (add.dtype == x.dtype and add.shape == x.shape and is_supported(add)))
+            and x.shape[1] == self.num_features
+            and x.numel() > x.shape[1]
+        )
 
 
 def has_kernels_for(norm: nn.BatchNorm2d) -> bool:

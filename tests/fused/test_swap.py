@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -78,6 +79,30 @@ def test_transforms_of_functions_see_torchs(kind):
     x = channels_last((2, 4, 6, 6), torch.float32)
     got, expected = (torch.func.grad(total, argnums=1)(module, x) for module in (fused, nn))
     assert torch.equal(got, expected)
+
+
+POOLS_AND_NORM = [("AvgPool2d", (3, 1, 1)), ("MaxPool2d", (3, 1, 1)), ("BatchNorm2d", (4,))]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # by torch itself
+@pytest.mark.parametrize(("kind", "arguments"), POOLS_AND_NORM)
+def test_derivatives_in_forward_mode_are_torchs(kind, arguments):
+    x, tangent = (channels_last((2, 4, 6, 6), torch.float32, seed) for seed in (0, 1))
+    derivatives = []
+    for module in (fused, nn):
+        with forward_ad.dual_level():
+            y = getattr(module, kind)(*arguments)(forward_ad.make_dual(x, tangent))
+            derivatives.append(forward_ad.unpack_dual(y).tangent)
+    assert torch.equal(*derivatives)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")  # likewise
+@pytest.mark.parametrize(("kind", "arguments"), POOLS_AND_NORM)
+def test_traces_have_torchs_functions(kind, arguments):
+    x = channels_last((2, 4, 6, 6), torch.float32)
+    traced = torch.jit.trace(getattr(fused, kind)(*arguments), x, check_trace=False)
+    assert not [node for node in traced.inlined_graph.nodes() if node.kind() == "prim::PythonOp"]
+    assert torch.equal(traced(x), getattr(nn, kind)(*arguments)(x))
 
 
 def test_hooks_of_layers_are_called():
