@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,25 +31,41 @@ def can_launch(x: Tensor) -> bool:
 def is_supported(x: Tensor) -> bool:
     """Whether kernels can run on a tensor: (n, c, h, w), channels last as in `row_of`, on CUDA or in the interpreter.
 
-    They do not where torch's functions are to be seen: by torch.compile, torch.export, torch.func, counters of FLOPs.
+    They do not where torch's functions are to be seen: by torch.compile, torch.export, torch.jit.trace, torch.func,
+    derivatives in forward mode, counters of FLOPs.
     """
     return (
         can_launch(x)
         and type(x) in (Tensor, nn.Parameter)
         and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+        and forward_ad._current_level < 0
         and not torch._C._are_functorch_transforms_active()
         and _get_current_dispatch_mode() is None
         and x.dim() == 4
         and x.dtype in DTYPES
-        and 0 < x.numel() < MAX_NUMEL
+        and x.numel() > 0
         and row_of(x) > 0
+        and is_countable(x, row_of(x))
     )
 
 
+def is_countable(x: Tensor, row: int) -> bool:
+    """Whether kernels can count the elements of a map with a tensor's pixels, each of them a row of this length."""
+    return x.numel() // x.shape[1] * row < MAX_NUMEL
+
+
 def have_hooks(*layers: nn.Module) -> bool:
-    """Whether one of some layers has to be called by itself, as its hooks are to see what goes in and comes out."""
-    return any(
-        layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    """Whether one of some layers has to be called by itself, as hooks are to see what goes in and comes out.
+
+    Hooks are its own, those of all modules, or a function in the place of its `forward`.
+    """
+    return bool(_has_any_global_hook()) or any(  # type: ignore[no-untyped-call]
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+        or "forward" in vars(layer)
         for layer in layers
     )
 

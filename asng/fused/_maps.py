@@ -119,9 +119,23 @@ class ScaledSum(nn.Module):
 
     def forward(self, a: Tensor, b: Tensor, scale_a: Tensor | None = None, scale_b: Tensor | None = None) -> Tensor:
         alike = a.dtype == b.dtype and a.shape == b.shape
-        if alike and is_supported(a) and is_supported(b):
+        if alike and is_supported(a) and is_supported(b) and _scale_images(a, scale_a, scale_b):
             return _ScaledSum.apply(a, b, scale_a, scale_b)  # type: ignore[no-any-return, no-untyped-call]
         return (a if scale_a is None else a * scale_a) + (b if scale_b is None else b * scale_b)
+
+
+def _scale_images(x: Tensor, *scales: Tensor | None) -> bool:
+    """Whether scales are factors for each image, in the type of the map, and no gradient of them is needed."""
+    return all(
+        scale is None
+        or (
+            scale.shape == (len(x), 1, 1, 1)
+            and scale.dtype == x.dtype
+            and scale.is_contiguous()
+            and not scale.requires_grad
+        )
+        for scale in scales
+    )
 
 
 class _ScaledSum(torch.autograd.Function):

@@ -28,7 +28,8 @@ class BatchNorm2d(nn.BatchNorm2d):
         affine: Whether a scale and a shift of each channel are learned.
         track_running_stats: Whether running statistics are kept, for evaluation mode.
         device, dtype: Of the parameters and buffers.
-        bias: Whether a shift is learned beside the scale; only where torch has this argument.
+        bias: Whether a shift is learned beside the scale; only where torch has this argument. Without a shift, torch's
+            function runs.
 
     >>> norm = BatchNorm2d(4)
     >>> x = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last)
@@ -38,25 +39,43 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def forward(self, x: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor:
         if self._fits(x, add):
-            if self.num_batches_tracked is not None and self.track_running_stats:
-                self.num_batches_tracked.add_(1)
-            running = (self.running_mean, self.running_var)
             return _BatchNorm.apply(  # type: ignore[no-any-return, no-untyped-call]
-                x, add, self.weight, self.bias, *running, self.momentum, self.eps, relu
+                x, add, self.weight, self.bias, *count_batch(self), self.momentum, self.eps, relu
             )
         y = super().forward(x)
         y = y if add is None else y + add
         return F.relu(y) if relu else y
 
     def _fits(self, x: Tensor, add: Tensor | None) -> bool:
-        alike = add is None or (add.dtype == x.dtype and add.shape == x.shape and is_supported(add))
-        enough = x.dim() == 4 and x.shape[1] == self.num_features and x.numel() > x.shape[1]
-        return uses_batch_statistics(self) and alike and enough and is_supported(x)
+        return (
+            is_supported(x)
+            and has_kernels_for(self)
+            and (add is None or (add.dtype == x.dtype and add.shape == x.shape and is_supported(add)))
+            and x.shape[1] == self.num_features
+            and x.numel() > x.shape[1]
+        )
 
 
-def uses_batch_statistics(norm: nn.BatchNorm2d) -> bool:
-    """Whether a batch norm normalizes by its input's statistics, and follows them by a constant momentum if at all."""
-    return norm.running_mean is None or (norm.training and norm.momentum is not None)
+def has_kernels_for(norm: nn.BatchNorm2d) -> bool:
+    """Whether a batch norm normalizes by its input's statistics, and follows them by a constant momentum if at all.
+
+    It has both a scale and a shift, or neither, and its tensors have no gaps.
+    """
+    tensors = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    return (
+        (norm.running_mean is None or (norm.training and norm.momentum is not None))
+        and (norm.weight is None) == (norm.bias is None)
+        and all(tensor is None or tensor.is_contiguous() for tensor in tensors)
+    )
+
+
+def count_batch(norm: nn.BatchNorm2d) -> tuple[Tensor | None, Tensor | None]:
+    """Count a batch where torch does; return the running statistics that are to follow it, or None."""
+    if not (norm.training and norm.track_running_stats):
+        return None, None
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+    return norm.running_mean, norm.running_var
 
 
 class Split(NamedTuple):

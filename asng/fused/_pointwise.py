@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asng.fused._dispatch import DTYPES, compute_dtype, have_hooks, is_supported
-from asng.fused._norm import BatchNorm2d, uses_batch_statistics
+from asng.fused._dispatch import DTYPES, align, compute_dtype, have_hooks, is_countable, is_supported
+from asng.fused._norm import BatchNorm2d, count_batch, has_kernels_for
 
 NORMS = {nn.BatchNorm2d, BatchNorm2d}
 MAX_OUTPUTS = 256
@@ -77,9 +77,7 @@ def _run(
 ) -> Tensor:
     from asng.fused._pointwise_function import PointwiseFunction, Reading
 
-    if norm.num_batches_tracked is not None and norm.track_running_stats:
-        norm.num_batches_tracked.add_(1)
-    tensors = (weight, norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    tensors = (weight, norm.weight, norm.bias, *count_batch(norm))
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*maps, *tensors))
     return PointwiseFunction.apply(  # type: ignore[no-any-return, no-untyped-call]
         *tensors, norm.momentum, norm.eps, dtype, save, Reading(relu, diagonal), *maps
@@ -102,8 +100,9 @@ def _fits(maps: Sequence[Tensor], weight: Tensor, norm: nn.BatchNorm2d, dtype: t
     x = maps[0]
     return (
         all(map(is_supported, maps))
+        and is_countable(x, align(weight.shape[0]))
         and weight.shape[0] <= MAX_OUTPUTS
-        and uses_batch_statistics(norm)
+        and has_kernels_for(norm)
         and not have_hooks(norm)
         and dtype in DTYPES
         and (torch.is_autocast_enabled(x.device.type) or weight.dtype == dtype)

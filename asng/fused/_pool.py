@@ -37,8 +37,9 @@ class AvgPool2d(nn.AvgPool2d):
         default = self.count_include_pad and not self.ceil_mode and self.divisor_override is None
         if default and _has_kernels(self) and is_supported(x):
             return _AvgPool.apply(x, _step(self))  # type: ignore[no-any-return, no-untyped-call]
-        if x.is_cuda and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
-            # Torch 2.11 computes a wrong gradient here (https://github.com/pytorch/pytorch/issues/188344).
+        if x.is_cuda and x.dim() == 4 and x.stride(1) == 1:
+            # Torch 2.11 computes a wrong gradient of channels last, with gaps between pixels or without
+            # (https://github.com/pytorch/pytorch/issues/188344).
             return super().forward(x.contiguous()).contiguous(memory_format=torch.channels_last)
         return super().forward(x)
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asng.fused._dispatch import DTYPES, compute_dtype, have_hooks, is_supported
-from asng.fused._norm import uses_batch_statistics
+from asng.fused._dispatch import DTYPES, align, compute_dtype, have_hooks, is_countable, is_supported
+from asng.fused._norm import count_batch, has_kernels_for
 from asng.fused._pointwise import MAX_OUTPUTS, is_pointwise
 
 
@@ -38,9 +38,7 @@ class SeparableConv2d(nn.Sequential):
 
         settings, tensors = [], []
         for _, depthwise, pointwise, norm in (layers[:4], layers[4:]):
-            if norm.num_batches_tracked is not None and norm.track_running_stats:
-                norm.num_batches_tracked.add_(1)
-            tensors += [depthwise.weight, pointwise.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var]
+            tensors += [depthwise.weight, pointwise.weight, norm.weight, norm.bias, *count_batch(norm)]
             settings.append(HalfSettings(depthwise.kernel_size[0], depthwise.stride[0], norm.momentum, norm.eps))
         save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *tensors))
         return SeparableFunction.apply(x, *tensors, settings, dtype, save)  # type: ignore[no-any-return, no-untyped-call]
@@ -79,14 +77,15 @@ def _is_depthwise(layer: nn.Conv2d, channels: int) -> bool:
 
 def _fits(x: Tensor, layers: Any, dtype: torch.dtype) -> bool:
     weights = [layers[index].weight for index in (1, 2, 5, 6)]
-    channels = layers[1].in_channels
+    channels, stride = layers[1].in_channels, layers[1].stride[0] * layers[5].stride[0]
     return (
         is_supported(x)
         and x.shape[1] == channels
-        and all(uses_batch_statistics(layers[index]) for index in (3, 7))
+        and is_countable(x, align(channels))
+        and all(has_kernels_for(layers[index]) for index in (3, 7))
         and not have_hooks(*layers)
         and dtype in DTYPES
         and (torch.is_autocast_enabled(x.device.type) or all(weight.dtype == dtype for weight in weights))
         and all(weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
-        and x.shape[0] * (x.shape[2] // layers[1].stride[0]) * (x.shape[3] // layers[1].stride[0]) > 1
+        and x.shape[0] * (x.shape[2] // stride) * (x.shape[3] // stride) > 1
     )

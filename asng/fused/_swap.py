@@ -52,6 +52,8 @@ def fuse(model: Model) -> Model:
 def unfuse(model: Model) -> Model:
     """Make fused layers in a model torch's again, in place.
 
+    Subclasses of fused layers, as parametrizations make them, are left alone.
+
     Args:
         model: any module.
 

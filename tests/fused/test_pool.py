@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 pytest.importorskip("triton")
 
 from asng import fused
 from asng.fused import _pool
+from asng.fused._dispatch import to_rows
 from tests.helpers.fused_layers import assert_close, channels_last, dtypes, run
 
 SHAPES = [(2, 16, 8, 8), (1, 57, 7, 5), (3, 1, 5, 7), (1, 40, 1, 3)]
@@ -66,6 +68,16 @@ def test_means_with_other_options_equal_torchs(options):
     x = channels_last((2, 8, 6, 6), torch.float32)
     got, expected = (run(module.AvgPool2d(3, 2, 1, **options), x) for module in (fused, nn))
     assert torch.equal(got.output, expected.output)
+
+
+@pytest.mark.parametrize("row", [5, 8])
+def test_other_means_of_channels_last_are_computed_in_the_other_layout_on_a_gpu(row, monkeypatch):
+    x, avg_pool, seen = to_rows(channels_last((2, 5, 6, 6), torch.float32), row), F.avg_pool2d, []
+    expected = nn.AvgPool2d(5, 1, 2)(x)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    monkeypatch.setattr(F, "avg_pool2d", lambda x, *options: seen.append(x) or avg_pool(x, *options))
+    torch.testing.assert_close(fused.AvgPool2d(5, 1, 2)(x), expected)
+    assert [x.is_contiguous() for x in seen] == [True]
 
 
 def test_maxima_with_indices_equal_torchs():

@@ -177,6 +177,14 @@ def test_an_input_that_the_first_layer_writes_into_is_written():
     assert torch.equal(x, expected)
 
 
+def test_a_single_value_per_channel_is_refused_as_in_torch():
+    layer, _ = pair(8, 3, 1)
+    layer[5].stride = (2, 2)
+    layer(channels_last((1, 8, 4, 2), torch.float32))
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        layer(channels_last((1, 8, 2, 2), torch.float32))
+
+
 def test_the_state_dict_is_that_of_the_layers():
     plain = nn.Sequential(*layers(8, 3, 1))
     assert fused.SeparableConv2d(*plain).state_dict().keys() == plain.state_dict().keys()

@@ -33,6 +33,25 @@ def test_maps_of_different_types_are_summed_by_torch():
     assert torch.equal(fused.ScaledSum()(a, b), a + b)
 
 
+OTHERS = {
+    "another shape": torch.rand(1, 4, 1, 1),
+    "another type": torch.rand(2, 1, 1, 1, dtype=torch.float64),
+    "gaps": torch.rand(4, 1, 1, 1)[::2],
+    "a gradient": torch.rand(2, 1, 1, 1).requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("scale", OTHERS.values(), ids=OTHERS)
+def test_maps_are_scaled_by_torch_where_scales_have(scale):
+    a, b = (channels_last((2, 4, 3, 3), torch.float32, seed).requires_grad_() for seed in (0, 1))
+    for scales in ([scale, None], [None, scale]):
+        got = fused.ScaledSum()(a, b, *scales)
+        expected = a * scale + b if scales[1] is None else a + b * scale
+        assert torch.equal(got, expected)
+        assert got.dtype == expected.dtype
+        assert type(got.grad_fn).__name__ == "AddBackward0"
+
+
 def with_scales(layer, scales):
     class Layer(torch.nn.Module):
         def forward(self, a, b):

@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("triton")
 
 from asng import fused, nas
 from asng.experiments.cifar10.network import Net
-from tests.helpers.fused_layers import assert_close, channels_last, run
+from asng.fused import _dispatch
+from tests.helpers.fused_layers import assert_close, channels_last, error, run
 
 
 def separable(channels):
@@ -78,9 +81,120 @@ def test_transforms_of_functions_see_torchs(kind):
     assert torch.equal(got, expected)
 
 
+POOLS_AND_NORM = [("AvgPool2d", (3, 1, 1)), ("MaxPool2d", (3, 1, 1)), ("BatchNorm2d", (4,))]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # by torch itself
+@pytest.mark.parametrize(("kind", "arguments"), POOLS_AND_NORM)
+def test_derivatives_in_forward_mode_are_torchs(kind, arguments):
+    x, tangent = (channels_last((2, 4, 6, 6), torch.float32, seed) for seed in (0, 1))
+    derivatives = []
+    for module in (fused, nn):
+        with forward_ad.dual_level():
+            y = getattr(module, kind)(*arguments)(forward_ad.make_dual(x, tangent))
+            derivatives.append(forward_ad.unpack_dual(y).tangent)
+    assert torch.equal(*derivatives)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")  # likewise
+@pytest.mark.parametrize(("kind", "arguments"), POOLS_AND_NORM)
+def test_traces_have_torchs_functions(kind, arguments):
+    x = channels_last((2, 4, 6, 6), torch.float32)
+    traced = torch.jit.trace(getattr(fused, kind)(*arguments), x, check_trace=False)
+    assert not [node for node in traced.inlined_graph.nodes() if node.kind() == "prim::PythonOp"]
+    assert torch.equal(traced(x), getattr(nn, kind)(*arguments)(x))
+
+
 def test_hooks_of_layers_are_called():
     layer = fused.SeparableConv2d(*separable(4))
     shapes = []
     layer[5].register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
     layer(channels_last((2, 4, 8, 8), torch.float32))
     assert shapes == [(2, 4, 8, 8)]
+
+
+@pytest.mark.parametrize("layers", [separable(4), [nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)]])
+def test_hooks_of_all_modules_see_layers(layers):
+    layer, seen = fused.fuse(nn.Sequential(*layers)), []
+    with register_module_forward_hook(lambda module, inputs, output: seen.append(module)):
+        layer(channels_last((2, 4, 8, 8), torch.float32))
+    assert seen == [*layer, layer]
+
+
+@pytest.mark.parametrize("layers", [separable(4), [nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)]])
+def test_functions_in_the_place_of_forward_are_called(layers):
+    layer = fused.fuse(nn.Sequential(*layers))
+    for index in range(len(layers)):
+        replaced = copy.deepcopy(layer)
+        replaced[index].forward = lambda x: torch.zeros_like(x).requires_grad_()
+        x = channels_last((2, 4, 8, 8), torch.float32)
+        assert torch.equal(replaced(x), nn.Sequential(*replaced)(x))
+
+
+NORMED = {
+    "batch norm": lambda: nn.BatchNorm2d(4),
+    "pointwise": lambda: nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)),
+    "separable": lambda: nn.Sequential(*separable(4)),
+}
+
+
+def stop_tracking(norm):
+    norm.track_running_stats = False
+
+
+def forget_statistics(norm):
+    norm.running_mean = norm.running_var = None
+    norm.eval()
+
+
+def leave_out_bias(norm):
+    norm.bias = None
+
+
+def leave_gaps_between_weights(norm):
+    norm.weight, norm.bias = (nn.Parameter(torch.linspace(0.5, 2, 8)[::2]) for _ in range(2))
+
+
+def leave_gaps_between_statistics(norm):
+    norm.running_mean, norm.running_var = torch.zeros(8)[::2], torch.ones(8)[::2]
+
+
+CHANGES = [
+    stop_tracking,
+    forget_statistics,
+    leave_out_bias,
+    leave_gaps_between_weights,
+    leave_gaps_between_statistics,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", NORMED)
+def test_changed_batch_norms_compute_what_torchs_do(kind, change):
+    torch.manual_seed(0)
+    plain = NORMED[kind]()
+    layer = fused.fuse(copy.deepcopy(plain))
+    for model in (layer, plain):
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                change(module)
+    x = channels_last((2, 4, 6, 5), torch.float32)
+    assert_close(run(layer, x), run(plain, x), torch.float32)
+    assert all(error(left, right) < 1e-6 for left, right in zip(layer.buffers(), plain.buffers(), strict=True))
+
+
+# Two images of 6x5 pixels: the input is small enough, but not what the kernels write, 8 elements for each pixel.
+@pytest.mark.parametrize("kind", ["pointwise", "separable"])
+def test_maps_with_more_elements_than_kernels_count_go_to_torch(kind, monkeypatch):
+    plain = NORMED[kind]()
+    layer, x = fused.fuse(copy.deepcopy(plain)), channels_last((2, 4, 6, 5), torch.float32)
+    assert run(layer, x).used.endswith("FunctionBackward")
+    monkeypatch.setattr(_dispatch, "MAX_NUMEL", 2 * 8 * 6 * 5)
+    assert not run(layer, x).used.endswith("FunctionBackward")
+
+
+def test_longer_rows_than_the_channels_count(monkeypatch):
+    x = _dispatch.to_rows(channels_last((2, 4, 6, 5), torch.float32), 8)
+    assert _dispatch.is_supported(x)
+    monkeypatch.setattr(_dispatch, "MAX_NUMEL", 2 * 8 * 6 * 5)
+    assert not _dispatch.is_supported(x)
