@@ -92,7 +92,7 @@ class ASNGSampler(BaseSampler):
         self._independent_sampler = independent_sampler
         self._entropy: Any = np.random.SeedSequence(seed).entropy
         self._lock = threading.Lock()  # `n_jobs` threads share the sampler
-        self._study_name: str | None = None
+        self._study: tuple[Any, ...] = ()  # storage and number: several storages may have one of the same name
         self._forget()
 
     def _forget(self) -> None:
@@ -172,9 +172,9 @@ class ASNGSampler(BaseSampler):
     def _learn(self, study: Any) -> None:
         """Tell trials that finished since the last call; all of them where the parameters have changed."""
         _check_single_objective(study)
-        if study.study_name != self._study_name:
+        if (own_study := (study._storage, study._study_id)) != self._study:
             self._forget()
-            self._study_name = study.study_name
+            self._study = own_study
         trials = study.get_trials(deepcopy=False, states=FINISHED)
         fresh = [trial for trial in trials if trial.number not in self._seen]
         parameters = _parameters_of(fresh, self._parameters)
