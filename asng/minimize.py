@@ -164,7 +164,12 @@ def minimize(
         evaluator = InExecutor(f, executor, slots=run.population_size, timeout=timeout)
     elif timeout is not None:
         raise ValueError(f"timeout={timeout!r} needs an executor, such as ProcessPoolExecutor(1): f cannot be stopped")
-    with sigterm_as_interrupt(), _open_checkpoint(run, checkpoint) as save, _delayed_progress(progress) as report:
+    with (
+        sigterm_as_interrupt(),
+        closing(evaluator),
+        _open_checkpoint(run, checkpoint) as save,
+        _delayed_progress(progress) as report,
+    ):
         if progress and 0 < len(run.history) < evaluations:
             sys.stderr.write(f"minimize: continues after evaluation {len(run.history)} of {evaluations}\n")
         try:
@@ -176,8 +181,6 @@ def minimize(
         except ExecutorLost as error:
             warnings.warn(f"minimize ends early, since the executor broke: {error}", stacklevel=2)
             stopped = "executor"
-        finally:
-            evaluator.close()
     run.finish()
     return _result(run, stopped)
 

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -399,6 +400,14 @@ def test_a_function_that_cannot_be_pickled_is_refused_at_once(f):
         pytest.raises(ValueError, match=r"[Pp]ickle .*: define it at the top level of a file, .*ThreadPoolExecutor"),
     ):
         minimize(f, WIDE, evaluations=100, executor=pool)
+
+
+def test_a_refused_checkpoint_leaves_no_folder_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "state.json").write_text("{")
+    with ProcessPoolExecutor(1) as executor, pytest.raises(ValueError, match=r"state\.json is damaged"):
+        minimize(loss, WIDE, evaluations=10, executor=executor, checkpoint=tmp_path / "state.json")
+    assert os.listdir(tmp_path) == ["state.json"]
 
 
 @pytest.mark.slow
