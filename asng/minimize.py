@@ -208,12 +208,12 @@ def _evaluate(
         if not run.trials:
             return run.end_reason or "evaluations"
         is_over = False
-        for trial, outcome in evaluator.wait():
-            evaluation = run.record(trial, outcome)
+        done = [run.record(trial, outcome) for trial, outcome in evaluator.wait()]  # all, as callbacks may raise
+        for number, evaluation in enumerate(done, len(run.history) - len(done) + 1):
             reason = NUMBER.sub("", evaluation.error)
             if reason and reason not in warned and len(warned) < MAX_WARNED:
                 warned.add(reason)
-                shown = f"evaluation {len(run.history)} of {_format_values(evaluation.values)}"
+                shown = f"evaluation {number} of {_format_values(evaluation.values)}"
                 rest = "; other errors are in the history alone" if len(warned) == MAX_WARNED else ""
                 warnings.warn(f"{shown} failed and ranks last: {evaluation.error}{rest}", stacklevel=3)
             returned = None if callback is None else callback(evaluation)

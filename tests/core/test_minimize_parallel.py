@@ -126,6 +126,25 @@ def test_all_workers_are_busy_beyond_the_population():
         assert minimize(together, WIDE, evaluations=16, population_size=2, executor=executor, seed=0).evaluations == 16
 
 
+def test_an_error_in_a_callback_loses_no_evaluation_that_ended_at_the_same_time(tmp_path):
+    class Several(Alone):
+        _max_workers = 4
+
+    def record(values):
+        seen.append(values)
+        return loss(values)
+
+    def fail(evaluation):
+        raise OSError("disk full")
+
+    seen: list[Any] = []
+    settings: dict[str, Any] = {"executor": Several(), "checkpoint": tmp_path / "state.json", "seed": 0}
+    with pytest.raises(OSError, match="disk full"):
+        minimize(record, WIDE, evaluations=20, callback=fail, **settings)
+    result = minimize(record, WIDE, evaluations=20, **settings)
+    assert [evaluation.values for evaluation in result.history] == seen
+
+
 def test_equal_values_in_flight_are_evaluated_once():
     lock, seen = threading.Lock(), []
 
