@@ -154,7 +154,7 @@ def minimize(
     >>> asng.minimize(lambda v: abs(v["n"] - 7) + (v["op"] == "add"), space, evaluations=100, seed=0)
     Result(values={'op': 'mul', 'n': 7}, loss=0, evaluations=18, stopped='nothing new')
     """
-    check_int(evaluations, "evaluations", min=2)
+    evaluations = check_int(evaluations, "evaluations", min=2)
     _check_callables(f, space, executor, limits, callback)
     run = BlackBox(space, evaluations, population_size, initial, seed, noisy, limits, restarts)
     target = -math.inf if target is None else check_float(target, "target", gt=-math.inf)
