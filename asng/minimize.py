@@ -161,7 +161,7 @@ def minimize(
     evaluator: Evaluator[Trial] = Evaluator(f)
     if executor is not None:
         timeout = math.inf if timeout is None else check_float(timeout, "timeout")
-        evaluator = InExecutor(f, executor, slots=run.population_size, timeout=timeout)
+        evaluator = InExecutor(f, executor, timeout=timeout)
     elif timeout is not None:
         raise ValueError(f"timeout={timeout!r} needs an executor, such as ProcessPoolExecutor(1): f cannot be stopped")
     with (
@@ -199,7 +199,8 @@ def _evaluate(
     while True:
         if run.best is not None and run.best.loss <= target:
             return "target"
-        while not run.end_reason and len(run.history) + len(run.trials) < evaluations and evaluator.has_room():
+        slots = run.population_size  # where the executor does not tell its workers
+        while not run.end_reason and len(run.history) + len(run.trials) < evaluations and evaluator.has_room(slots):
             trial = run.next_trial()
             if trial is not None:
                 evaluator.submit(trial, dict(trial.candidate.values))

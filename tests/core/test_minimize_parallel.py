@@ -126,6 +126,22 @@ def test_all_workers_are_busy_beyond_the_population():
         assert minimize(together, WIDE, evaluations=16, population_size=2, executor=executor, seed=0).evaluations == 16
 
 
+def test_as_many_are_in_flight_as_the_population_that_a_checkpoint_began_with(tmp_path):
+    """Four, where the default population of 300 evaluations is six."""
+    begun: list[Any] = []
+    ended: list[Any] = []
+
+    def count(values):
+        begun.append(values)
+        assert len(begun) - len(ended) <= 4
+        return loss(values)
+
+    for evaluations in (10, 300):
+        settings: dict[str, Any] = {"executor": Alone(), "callback": ended.append, "seed": 0}
+        minimize(count, WIDE, evaluations=evaluations, checkpoint=tmp_path / "state.json", **settings)
+    assert len(begun) == 300
+
+
 def test_an_error_in_a_callback_loses_no_evaluation_that_ended_at_the_same_time(tmp_path):
     class Several(Alone):
         _max_workers = 4
