@@ -52,12 +52,14 @@ class ASNGSampler(BaseSampler):
 
     The distribution is computed from the finished trials of the study, in the order of their numbers, so that studies
     continue exactly and several processes share what they learn through the storage. All parameters that were ever
-    suggested are sampled together; those that a trial does not suggest, because they are conditional, are left out of
-    what is learned from it. Failed trials are ignored. Pruned trials rank behind completed ones, by their last step and
-    value there; trials that violate constraints (`trial.set_constraint`) rank behind both, by the sum of violations.
+    suggested are sampled together. Choices that a trial does not suggest, because they are conditional, are left out of
+    what is learned from it; numbers count at their mean, which stays, while their spread narrows with that of the
+    others. Failed trials are ignored. Pruned trials rank behind completed ones, by their last step and value there;
+    trials that violate constraints (`trial.set_constraint`) rank behind both, by the sum of violations.
 
     Args:
-        population_size: Trials compared at a time; by default 4 + floor(3 ln n) for n parameters.
+        population_size: Trials compared at a time; by default 4 + floor(3 ln n) for n parameters, also of few trials,
+            whose number a sampler does not know; `minimize` has fewer then.
         noisy: Whether the objective may have another value for the same parameters: numbers take shorter steps, and
             values that were tried before may be tried again.
         independent_sampler: Samples parameters that no finished trial has; by default they are drawn uniformly.
