@@ -172,19 +172,26 @@ class BlackBox:
 
     def next_trial(self) -> Trial | None:
         """A candidate to evaluate, of one new population at most; None where all of it is known or in flight."""
-        self.is_whole, self.is_waiting = False, True
+        self.is_waiting = True
         if not self._queue:
+            self.is_whole = False
             self._queue.extend(self.optimizer.ask())
+            self.is_whole = True
         trial = None
         while self._queue and trial is None:
-            trial = self._take(self._queue.popleft())
+            trial = self._take_first()
+        return trial
+
+    def _take_first(self) -> Trial | None:
+        """Judge the first candidate of the queue without an evaluation, or make it a trial."""
+        key = self._key(self._queue[0])
+        violation = self._violation(key, self._queue[0].values)  # Ctrl-C in a limit leaves the candidate in the queue
+        self.is_whole = False
+        trial = self._take(self._queue.popleft(), key, violation)
         self.is_whole = True
         return trial
 
-    def _take(self, candidate: Candidate) -> Trial | None:
-        """Judge a candidate without an evaluation, or make it a trial."""
-        key = self._key(candidate)
-        violation = self._violation(key, candidate.values)
+    def _take(self, candidate: Candidate, key: Hashable, violation: Violation) -> Trial | None:
         if violation != FEASIBLE:
             self._judge(candidate.x, math.inf, violation)
             return None
@@ -393,7 +400,10 @@ class BlackBox:
         if fault := mismatch(state, SavedState):
             raise ValueError(fault)
         self._entropy, self._spawn_key = state["entropy"][0], tuple(state["entropy"][1])
+        self._seed_of(0)  # checks both
         self.population_size = check_int(state["population_size"], "population_size", min=2, max=MAX_CANDIDATES)
+        if not state["optimizers"]:
+            raise ValueError("no optimizer")
         self.optimizers = [self._make_optimizer(start) for start in range(len(state["optimizers"]))]
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

@@ -21,7 +21,6 @@ BEYOND = 0.5  # standard deviations that draws lie beyond a bound at most
 MIN_EIGENVALUE = 1e-12  # of correlations
 MAX_SKEW = 1e-9  # of correlations, which are stored twice: how far both may drift apart by rounding
 MAX_BETA = 1 / 6  # where there are numbers
-PAIRS = 0.3  # of candidates in a population, per root of the evaluations, if these are few
 MAX_NUMBERS = 100  # with covariances, which then take four times as long as independent numbers
 MAX_PRECISION = 1e6  # of numbers with covariances: the bounds over the smallest standard deviation
 
@@ -227,4 +226,4 @@ def default_population_size(space: Mapping[str, Variable], evaluations: int | No
     listed = [variable.values() for variable in space.values()]
     n = sum(values is None or len(values) > 1 for values in listed)
     size = 4 + math.floor(3 * math.log(max(n, 1)))
-    return size if evaluations is None else min(size, max(4, 2 * math.floor(PAIRS * math.sqrt(evaluations))))
+    return size if evaluations is None else min(size, max(4, 2 * math.isqrt(9 * evaluations // 100)))

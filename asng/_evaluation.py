@@ -81,7 +81,7 @@ class Evaluator(Generic[TrialT]):
         self._f = f
         self._done: list[tuple[TrialT, CallResult]] = []
 
-    def has_room(self) -> bool:
+    def has_room(self, slots: int) -> bool:
         return not self._done
 
     def submit(self, trial: TrialT, values: Values) -> None:
@@ -127,11 +127,11 @@ class InExecutor(Evaluator[TrialT]):
     they cannot load the function.
     """
 
-    def __init__(self, f: Callable[[Values], Any], executor: Executor, *, slots: int, timeout: float) -> None:
+    def __init__(self, f: Callable[[Values], Any], executor: Executor, *, timeout: float) -> None:
         workers = getattr(executor, "_max_workers", None)  # of both executors of the standard library
         super().__init__(f)
         self._executor, self._timeout = executor, timeout
-        self._slots = workers if isinstance(workers, int) and workers > 0 else slots
+        self._workers = workers if isinstance(workers, int) and workers > 0 else None
         self._flights: dict[Future[Any], Flight[TrialT]] = {}
         self._suspects: deque[Flight[TrialT]] = deque()  # one of them broke the executor
         self._hung: list[Future[Any]] = []  # given up, but each still occupies a worker
@@ -145,15 +145,16 @@ class InExecutor(Evaluator[TrialT]):
             self._signs = TemporaryDirectory(prefix="asng-")
         self._sign_names = map(str, count())
 
-    def has_room(self) -> bool:
+    def has_room(self, slots: int) -> bool:
         if self._suspects or self._isolating:
             return False
+        slots = self._workers or slots
         self._hung = [future for future in self._hung if not future.done()]
-        if len(self._hung) >= self._slots:
+        if len(self._hung) >= slots:
             self._lost = ExecutorLost("all of its workers hang")
         if self._lost is not None and not self._flights:
             raise self._lost
-        return self._lost is None and len(self._flights) + len(self._hung) < self._slots
+        return self._lost is None and len(self._flights) + len(self._hung) < slots
 
     def submit(self, trial: TrialT, values: Values) -> None:
         self._start(Flight(trial, values))

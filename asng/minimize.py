@@ -154,17 +154,22 @@ def minimize(
     >>> asng.minimize(lambda v: abs(v["n"] - 7) + (v["op"] == "add"), space, evaluations=100, seed=0)
     Result(values={'op': 'mul', 'n': 7}, loss=0, evaluations=18, stopped='nothing new')
     """
-    check_int(evaluations, "evaluations", min=2)
+    evaluations = check_int(evaluations, "evaluations", min=2)
     _check_callables(f, space, executor, limits, callback)
     run = BlackBox(space, evaluations, population_size, initial, seed, noisy, limits, restarts)
     target = -math.inf if target is None else check_float(target, "target", gt=-math.inf)
     evaluator: Evaluator[Trial] = Evaluator(f)
     if executor is not None:
         timeout = math.inf if timeout is None else check_float(timeout, "timeout")
-        evaluator = InExecutor(f, executor, slots=run.population_size, timeout=timeout)
+        evaluator = InExecutor(f, executor, timeout=timeout)
     elif timeout is not None:
         raise ValueError(f"timeout={timeout!r} needs an executor, such as ProcessPoolExecutor(1): f cannot be stopped")
-    with sigterm_as_interrupt(), _open_checkpoint(run, checkpoint) as save, _delayed_progress(progress) as report:
+    with (
+        sigterm_as_interrupt(),
+        closing(evaluator),
+        _open_checkpoint(run, checkpoint) as save,
+        _delayed_progress(progress) as report,
+    ):
         if progress and 0 < len(run.history) < evaluations:
             sys.stderr.write(f"minimize: continues after evaluation {len(run.history)} of {evaluations}\n")
         try:
@@ -176,8 +181,6 @@ def minimize(
         except ExecutorLost as error:
             warnings.warn(f"minimize ends early, since the executor broke: {error}", stacklevel=2)
             stopped = "executor"
-        finally:
-            evaluator.close()
     run.finish()
     return _result(run, stopped)
 
@@ -196,7 +199,8 @@ def _evaluate(
     while True:
         if run.best is not None and run.best.loss <= target:
             return "target"
-        while not run.end_reason and len(run.history) + len(run.trials) < evaluations and evaluator.has_room():
+        slots = run.population_size  # where the executor does not tell its workers
+        while not run.end_reason and len(run.history) + len(run.trials) < evaluations and evaluator.has_room(slots):
             trial = run.next_trial()
             if trial is not None:
                 evaluator.submit(trial, dict(trial.candidate.values))
@@ -205,12 +209,12 @@ def _evaluate(
         if not run.trials:
             return run.end_reason or "evaluations"
         is_over = False
-        for trial, outcome in evaluator.wait():
-            evaluation = run.record(trial, outcome)
+        done = [run.record(trial, outcome) for trial, outcome in evaluator.wait()]  # all, as callbacks may raise
+        for number, evaluation in enumerate(done, len(run.history) - len(done) + 1):
             reason = NUMBER.sub("", evaluation.error)
             if reason and reason not in warned and len(warned) < MAX_WARNED:
                 warned.add(reason)
-                shown = f"evaluation {len(run.history)} of {_format_values(evaluation.values)}"
+                shown = f"evaluation {number} of {_format_values(evaluation.values)}"
                 rest = "; other errors are in the history alone" if len(warned) == MAX_WARNED else ""
                 warnings.warn(f"{shown} failed and ranks last: {evaluation.error}{rest}", stacklevel=3)
             returned = None if callback is None else callback(evaluation)

@@ -52,12 +52,14 @@ class ASNGSampler(BaseSampler):
 
     The distribution is computed from the finished trials of the study, in the order of their numbers, so that studies
     continue exactly and several processes share what they learn through the storage. All parameters that were ever
-    suggested are sampled together; those that a trial does not suggest, because they are conditional, are left out of
-    what is learned from it. Failed trials are ignored. Pruned trials rank behind completed ones, by their last step and
-    value there; trials that violate constraints (`trial.set_constraint`) rank behind both, by the sum of violations.
+    suggested are sampled together. Choices that a trial does not suggest, because they are conditional, are left out of
+    what is learned from it; numbers count at their mean, which stays, while their spread narrows with that of the
+    others. Failed trials are ignored. Pruned trials rank behind completed ones, by their last step and value there;
+    trials that violate constraints (`trial.set_constraint`) rank behind both, by the sum of violations.
 
     Args:
-        population_size: Trials compared at a time; by default 4 + floor(3 ln n) for n parameters.
+        population_size: Trials compared at a time; by default 4 + floor(3 ln n) for n parameters, also of few trials,
+            whose number a sampler does not know; `minimize` has fewer then.
         noisy: Whether the objective may have another value for the same parameters: numbers take shorter steps, and
             values that were tried before may be tried again.
         independent_sampler: Samples parameters that no finished trial has; by default they are drawn uniformly.
@@ -92,7 +94,7 @@ class ASNGSampler(BaseSampler):
         self._independent_sampler = independent_sampler
         self._entropy: Any = np.random.SeedSequence(seed).entropy
         self._lock = threading.Lock()  # `n_jobs` threads share the sampler
-        self._study_name: str | None = None
+        self._study: tuple[Any, ...] = ()  # storage and number: several storages may have one of the same name
         self._forget()
 
     def _forget(self) -> None:
@@ -172,9 +174,9 @@ class ASNGSampler(BaseSampler):
     def _learn(self, study: Any) -> None:
         """Tell trials that finished since the last call; all of them where the parameters have changed."""
         _check_single_objective(study)
-        if study.study_name != self._study_name:
+        if (own_study := (study._storage, study._study_id)) != self._study:
             self._forget()
-            self._study_name = study.study_name
+            self._study = own_study
         trials = study.get_trials(deepcopy=False, states=FINISHED)
         fresh = [trial for trial in trials if trial.number not in self._seen]
         parameters = _parameters_of(fresh, self._parameters)

@@ -97,10 +97,13 @@ def test_the_population_grows_with_the_logarithm_of_the_variables(space, populat
     assert sizes[0] == sizes[1]
 
 
-@pytest.mark.parametrize(("evaluations", "population_size"), [(20, 4), (100, 6), (300, 10), (500, 12), (700, 14)])
+@pytest.mark.parametrize(
+    ("evaluations", "population_size"),
+    [(20, 4), (np.int8(100), 6), (300, 10), (500, 12), (700, 14), (10**400, 15)],
+)
 def test_the_population_is_small_where_evaluations_are_few(evaluations, population_size):
     space = {str(i): Categorical(range(5)) for i in range(40)}
-    result = minimize(lambda v: sum(v.values()), space, evaluations=evaluations, restarts=0, seed=0)
+    result = minimize(lambda v: sum(v.values()), space, evaluations=evaluations, target=70, restarts=0, seed=0)
     assert result.optimizer.population_size == population_size
 
 

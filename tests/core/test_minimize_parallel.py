@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -123,6 +124,41 @@ def test_all_workers_are_busy_beyond_the_population():
 
     with ThreadPoolExecutor(8) as executor:
         assert minimize(together, WIDE, evaluations=16, population_size=2, executor=executor, seed=0).evaluations == 16
+
+
+def test_as_many_are_in_flight_as_the_population_that_a_checkpoint_began_with(tmp_path):
+    """Four, where the default population of 300 evaluations is six."""
+    begun: list[Any] = []
+    ended: list[Any] = []
+
+    def count(values):
+        begun.append(values)
+        assert len(begun) - len(ended) <= 4
+        return loss(values)
+
+    for evaluations in (10, 300):
+        settings: dict[str, Any] = {"executor": Alone(), "callback": ended.append, "seed": 0}
+        minimize(count, WIDE, evaluations=evaluations, checkpoint=tmp_path / "state.json", **settings)
+    assert len(begun) == 300
+
+
+def test_an_error_in_a_callback_loses_no_evaluation_that_ended_at_the_same_time(tmp_path):
+    class Several(Alone):
+        _max_workers = 4
+
+    def record(values):
+        seen.append(values)
+        return loss(values)
+
+    def fail(evaluation):
+        raise OSError("disk full")
+
+    seen: list[Any] = []
+    settings: dict[str, Any] = {"executor": Several(), "checkpoint": tmp_path / "state.json", "seed": 0}
+    with pytest.raises(OSError, match="disk full"):
+        minimize(record, WIDE, evaluations=20, callback=fail, **settings)
+    result = minimize(record, WIDE, evaluations=20, **settings)
+    assert [evaluation.values for evaluation in result.history] == seen
 
 
 def test_equal_values_in_flight_are_evaluated_once():
@@ -399,6 +435,14 @@ def test_a_function_that_cannot_be_pickled_is_refused_at_once(f):
         pytest.raises(ValueError, match=r"[Pp]ickle .*: define it at the top level of a file, .*ThreadPoolExecutor"),
     ):
         minimize(f, WIDE, evaluations=100, executor=pool)
+
+
+def test_a_refused_checkpoint_leaves_no_folder_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "state.json").write_text("{")
+    with ProcessPoolExecutor(1) as executor, pytest.raises(ValueError, match=r"state\.json is damaged"):
+        minimize(loss, WIDE, evaluations=10, executor=executor, checkpoint=tmp_path / "state.json")
+    assert os.listdir(tmp_path) == ["state.json"]
 
 
 @pytest.mark.slow

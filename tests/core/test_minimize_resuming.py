@@ -75,6 +75,13 @@ def test_interrupted_and_continued_equals_uninterrupted(tmp_path, changes, given
     assert (continued.loss, str(continued.mode)) == (whole.loss, str(whole.mode))
 
 
+def test_interrupted_limits_lose_no_evaluation(tmp_path):
+    limit, f = Interrupted(30, 31, 80, f=lambda values: values["n"] - 40), Interrupted()
+    settings: dict[str, Any] = {"limits": [limit], "checkpoint": tmp_path / "state.json", **SETTINGS}
+    assert [minimize(f, BLEND, **settings).stopped for _ in range(4)] == ["interrupted"] * 3 + ["evaluations"]
+    assert f.count == 90
+
+
 def test_more_evaluations_continue_what_was_finished_with_its_population(tmp_path):
     whole = minimize(loss, BLEND, **SETTINGS | {"evaluations": 300, "population_size": 4})
     for evaluations in (2, 33, 90, 300):
@@ -254,6 +261,8 @@ def forge(path, change):
         lambda state: state.update(counters=["a", 0, 0]),
         lambda state: state.update(is_listing=1),
         lambda state: state.update(optimizers=[{}]),
+        lambda state: state.update(optimizers=[], history=[]),
+        lambda state: state.update(entropy=["a", []]),
         lambda state: state.update(queue=[[0.0]]),
     ],
 )

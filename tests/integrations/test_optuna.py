@@ -290,8 +290,10 @@ def test_a_copied_or_pickled_sampler_samples_the_same():
 
 def test_a_sampler_serves_one_study_after_another():
     sampler = ASNGSampler(seed=0)
-    optimize(mixed, 20, sampler)
-    assert params_of(optimize(conditional, 20, sampler)) == params_of(optimize(conditional, 20))
+    for study_name in (None, "it", "it"):  # each in a storage of its own
+        optimize(mixed, 20, sampler, study_name=study_name)
+        repeated = optimize(conditional, 20, sampler, study_name=study_name)
+        assert params_of(repeated) == params_of(optimize(conditional, 20))
 
 
 @pytest.mark.parametrize(
