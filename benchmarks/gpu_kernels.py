@@ -31,12 +31,14 @@ from gpu_measure import describe_gpu
 from torch import Tensor, nn
 
 from asng import fused
-from asng.experiments.cifar10.layers import AveragePool, pointwise, separable
+from asng.experiments.cifar10.layers import AveragePool, FactorizedReduce, PathSum, pointwise, separable
+from asng.experiments.cifar10.nodes import join_ends
 
 SEARCH = [(64, 16, 32, 32), (64, 32, 16, 16), (64, 64, 8, 8)]
 RETRAINING = [(80, 42, 32, 32), (80, 84, 16, 16), (80, 168, 8, 8)]
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 REPEATS, INPUTS, REPLAYS = 20, 4, 30
+JOINED = 3  # maps; cells of the paper have one to five loose ends
 
 
 class NormAddReLU(nn.Module):
@@ -52,6 +54,18 @@ class NormAddReLU(nn.Module):
         return result
 
 
+class Join(nn.Module):
+    """A 1x1 convolution of rectified maps side by side, normalized, as cells join their loose ends."""
+
+    def __init__(self, channels: int, maps: int) -> None:
+        super().__init__()
+        layers: Any = pointwise(maps * channels, channels, affine=True)
+        self.conv, self.norm = layers
+
+    def forward(self, *maps: Tensor) -> Tensor:
+        return join_ends(maps, self.conv.weight, self.norm)
+
+
 def layers(channels: int) -> Iterator[tuple[str, nn.Module, nn.Module, int]]:
     """Name, ours, torch's, number of inputs."""
     for stride in (1, 2):
@@ -63,9 +77,13 @@ def layers(channels: int) -> Iterator[tuple[str, nn.Module, nn.Module, int]]:
         torchs = pointwise(channels, outputs, affine=True)
         yield name, fused.PointwiseConv2d(*copy.deepcopy(torchs)), torchs, 1
     for kernel in (3, 5):
-        for stride in (1, 2) if kernel == 3 else (1,):
+        for stride in (1, 2):
             torchs = separable(channels, kernel, stride, affine=True)
             yield f"sep_conv{kernel} stride {stride}", fused.SeparableConv2d(*copy.deepcopy(torchs)), torchs, 1
+    yield "sum", fused.ScaledSum(), PathSum(), 2
+    reduction, join = FactorizedReduce(channels, 2 * channels, affine=True), Join(channels, JOINED)
+    yield "reduction", fused.fuse(copy.deepcopy(reduction)), reduction, 1
+    yield f"join of {JOINED}", fused.fuse(copy.deepcopy(join)), join, JOINED
 
 
 def gradients(layer: nn.Module, inputs: list[Tensor], amp: bool, dy: Tensor | None) -> list[Tensor]:

@@ -190,3 +190,16 @@ def test_kernels_side_by_side_count_once_for_the_busy_share(kernels, microsecond
     from gpu_measure import union_length
 
     assert union_length(kernels) == microseconds
+
+
+def test_the_layers_of_the_kernel_benchmark_compute_the_same_with_both_kinds_of_kernels():
+    import torch
+    from gpu_kernels import layers
+
+    names = []
+    for name, ours, torchs, number in layers(4):
+        torchs.load_state_dict(ours.state_dict())
+        inputs = [torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last) for _ in range(number)]
+        torch.testing.assert_close(ours(*inputs), torchs(*inputs))
+        names.append(name)
+    assert len(set(names)) == len(names) == 15
