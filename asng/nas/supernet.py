@@ -104,10 +104,12 @@ class Supernet:
             values: One value for each decision, by name.
         """
         for name, decisions in self._by_name.items():
-            first, *others = decisions
+            first = decisions[0]
             first.choose(values[name])
-            for decision in others:  # which may be hundreds
-                decision.__dict__["selected"] = first.selected
+            if len(decisions) > 1:
+                selected = first.selected
+                for decision in decisions:  # which may be hundreds
+                    decision.__dict__["selected"] = selected
 
     @contextmanager
     def select_temporarily(self, values: Values) -> Iterator[None]:
