@@ -74,8 +74,13 @@ def test_means_with_other_options_equal_torchs(options):
 def test_other_means_of_channels_last_are_computed_in_the_other_layout_on_a_gpu(row, monkeypatch):
     x, avg_pool, seen = to_rows(channels_last((2, 5, 6, 6), torch.float32), row), F.avg_pool2d, []
     expected = nn.AvgPool2d(5, 1, 2)(x)
+
+    def watch(x, *options):
+        seen.append(x)
+        return avg_pool(x, *options)
+
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
-    monkeypatch.setattr(F, "avg_pool2d", lambda x, *options: seen.append(x) or avg_pool(x, *options))
+    monkeypatch.setattr(F, "avg_pool2d", watch)
     torch.testing.assert_close(fused.AvgPool2d(5, 1, 2)(x), expected)
     assert [x.is_contiguous() for x in seen] == [True]
 
