@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -85,6 +85,7 @@ class Optimizer(ABC):
     """
 
     _state: Any
+    _mode_prob: ClassVar[float | None] = None  # of `CategoricalFamily`
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Optimizer(ABC):
         seed: Seed = None,
     ) -> None:
         self._space = Space(space)
-        self._family = family_of(space, mirrored=mirrored)
+        self._family = family_of(space, mirrored=mirrored, mode_prob=self._mode_prob)
         self._has_custom_family = any(isinstance(part, Family) for part in self._space.marginals)  # a user's own
         self._population_size = check_int(population_size, "population_size", min=2, max=MAX_CANDIDATES)
         self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": check_bool(mirrored, "mirrored")}

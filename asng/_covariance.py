@@ -21,6 +21,7 @@ BEYOND = 0.5  # standard deviations that draws lie beyond a bound at most
 MIN_EIGENVALUE = 1e-12  # of correlations
 MAX_SKEW = 1e-9  # of correlations, which are stored twice: how far both may drift apart by rounding
 MAX_BETA = 1 / 6  # where there are numbers
+MODE_PROB = 0.73  # of all choices together, as in CatCMA: numbers learn little from candidates with other choices
 MAX_NUMBERS = 100  # with covariances, which then take four times as long as independent numbers
 MAX_PRECISION = 1e6  # of numbers with covariances: the bounds over the smallest standard deviation
 
@@ -110,6 +111,7 @@ class CovarianceASNG(Optimizer):
     """
 
     _state: CovarianceState
+    _mode_prob = MODE_PROB
 
     def __init__(self, space: Mapping[str, Variable], *, noisy: bool = False, **settings: Any) -> None:
         self._alpha, self._initial_spread, self._mean_rate = ALPHA, INITIAL_SPREAD, MEAN_RATE

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asng._checks import MAX_ITEMS, as_finite_array, check_bool
+from asng._checks import MAX_ITEMS, as_finite_array, check_bool, check_float
 from asng._ragged import Array, Ragged
 
 MAX_DISTANCE = 1e9  # times the bounds: far beyond any draw, and its square is exact enough in float64
@@ -237,9 +237,11 @@ class CategoricalFamily(Family):
 
     Args:
         counts: The number of choices of each variable, from 1 to 100,000.
+        mode_prob: A probability that the likeliest choices of all variables must be able to have together, up to
+            0.99. By default no choice becomes less likely than the paper's theta_min.
 
     Raises:
-        ValueError: `counts` is no list of such integers.
+        ValueError: `counts` is no list of such integers, or `mode_prob` no such number.
 
     >>> family = CategoricalFamily([2, 3])
     >>> family.size, family.dimension, family.variables
@@ -248,7 +250,7 @@ class CategoricalFamily(Family):
     array([0., 1., 1., 0., 0.])
     """
 
-    def __init__(self, counts: Sequence[int]) -> None:
+    def __init__(self, counts: Sequence[int], *, mode_prob: float | None = None) -> None:
         try:
             m = np.array(counts)
         except Exception:  # rows of several lengths, tensors that NumPy does not take
@@ -265,6 +267,9 @@ class CategoricalFamily(Family):
         # theta_min: the paper's 1/(n_c (m_i - 1)) where that leaves room to move.
         others = (m > 1).sum() * (m - 1)
         theta_min = np.where(others > m, 1 / np.maximum(others, 1), 1 / (2 * m))
+        if mode_prob is not None:
+            each = check_float(mode_prob, "mode_prob", max=0.99) ** (1 / max(1, (m > 1).sum()))
+            theta_min = np.minimum(theta_min, (1 - each) / np.maximum(m - 1, 1))
         theta_min[m == 1] = 0.0
         self._theta_min = theta_min[self.owner]
         self._room, self._tiny = (1 - m * theta_min)[self.owner], np.full(self.size, TINY)

@@ -296,12 +296,13 @@ class Custom(Variable):
         return params
 
 
-def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family:
+def family_of(space: Mapping[str, Variable], *, mirrored: bool = True, mode_prob: float | None = None) -> Family:
     """The family for a space: one for all choices, one for all numbers, and those that variables bring.
 
     Args:
         space: Names and variables.
         mirrored: Draw numbers in pairs mean + d, mean - d.
+        mode_prob: As in `CategoricalFamily`.
 
     Returns:
         A family whose draws x (..., variables) have one column for each variable, in order.
@@ -318,7 +319,7 @@ def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family
     numbers = {column: part for column, part in marginals.items() if isinstance(part, Bounds)}
     parts: list[tuple[Family, Sequence[int]]] = []
     if choices:
-        parts.append((CategoricalFamily([part.n for part in choices.values()]), list(choices)))
+        parts.append((CategoricalFamily([part.n for part in choices.values()], mode_prob=mode_prob), list(choices)))
     if numbers:
         low, high, std_min = zip(*numbers.values(), strict=True)
         parts.append((NormalFamily(low, high, std_min, mirrored=mirrored), list(numbers)))

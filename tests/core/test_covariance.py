@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from asng import ASNG, Categorical, Custom, Integer, Real, minimize
 from asng._covariance import (
     ALPHA,
     MAX_NUMBERS,
+    MODE_PROB,
     CovarianceASNG,
     CovarianceState,
     black_box_optimizer,
@@ -136,7 +138,11 @@ def test_choices_move_as_in_asng_beside_numbers():
     """Those of a space without numbers, told the same losses."""
     choices: dict[str, Any] = {f"c{i}": Categorical(range(3)) for i in range(4)}
     both = CovarianceASNG({**choices, "x": Real(0, 1)}, population_size=6, seed=0)
-    alone = ASNG(choices, population_size=6, alpha=ALPHA, seed=0)
+
+    class Alone(ASNG):
+        _mode_prob = MODE_PROB  # the same bounds
+
+    alone = Alone(choices, population_size=6, alpha=ALPHA, seed=0)
     for _ in range(30):
         candidates = both.ask()
         losses = [sum(candidate.x[:4]) + candidate.values["x"] for candidate in candidates]
@@ -224,3 +230,17 @@ def test_resumed_equals_uninterrupted():
 )
 def test_covariances_are_kept_where_they_pay(space, kind):
     assert type(black_box_optimizer(space, population_size=4)) is kind
+
+
+@pytest.mark.slow
+def test_numbers_beside_few_choices_converge():
+    """With the paper's smallest probabilities half of all candidates would have other choices in each variable."""
+    space: dict[str, Any] = {name: Categorical(list("abc")) for name in "pq"} | {name: Real(-1, 1) for name in "xyz"}
+
+    def loss(values):
+        wrong = sum(values[name] != "b" for name in "pq")
+        return wrong / 4 + sum(
+            scale * (values[name] - 0.3) ** 2 for name, scale in zip("xyz", (0.1, 1, 10), strict=True)
+        )
+
+    assert statistics.median(minimize(loss, space, evaluations=1000, seed=seed).loss for seed in range(7)) < 1e-5

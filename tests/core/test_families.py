@@ -286,3 +286,16 @@ def test_numbers_of_ones_own_family_may_be_too_large_to_square():
     candidates = optimizer.ask()
     optimizer.tell(candidates, [1.0, 2.0])
     assert optimizer.best == (candidates[0].values, 1.0)
+
+
+def test_likeliest_choices_can_have_a_given_probability_together():
+    counts = [2, 3, 1, 5]
+    for mode_prob in (0.2, 0.73, 0.9):
+        family = CategoricalFamily(counts, mode_prob=mode_prob)
+        theta = family.project(family.statistics(np.zeros(4)))
+        first = np.concatenate(([0], np.cumsum(counts)[:-1]))
+        paper = CategoricalFamily(counts).project(family.statistics(np.zeros(4)))
+        assert np.prod(theta[first]) >= mode_prob - 1e-12
+        assert np.prod(theta[first]) == pytest.approx(max(mode_prob, np.prod(paper[first])))
+    with pytest.raises(ValueError, match=r"mode_prob must be a number above 0 and at most 0\.99, got 1"):
+        CategoricalFamily(counts, mode_prob=1)
