@@ -4,6 +4,7 @@
     python benchmarks/cifar10_tables.py retraining --out FOLDER     100 epochs: found, random, found by uniform sampling
     python benchmarks/cifar10_tables.py table1 --out FOLDER         600 epochs of what seeds 0, 1 and 2 found, in turn
     python benchmarks/cifar10_tables.py kernels --out FOLDER        the first 20 of these, torch's and fused kernels
+    python benchmarks/cifar10_tables.py eight-epochs --out FOLDER   searches of 8 epochs, torch's and fused kernels
     python benchmarks/cifar10_tables.py --draw results/cifar10      the tables again, of what is finished there
 
 Each row is a run of the commands that are printed, in a folder of its own: FOLDER/robustness/lambda4 and the like.
@@ -35,6 +36,7 @@ SURE = 0.9  # the mean largest probability that the paper reports for epoch 50
 EARLY = 10  # the epoch of which choices are compared with those at the end
 FIRST_EPOCHS = 20  # of trainings that only begin
 SHOWN_EPOCHS = (1, 2, 5, 10, 15, FIRST_EPOCHS)
+SHORT_EPOCHS, SHORT_SEEDS = 8, 6  # of short searches
 Command = tuple[str, ...]
 
 SEARCHES: dict[str, Command] = {
@@ -94,11 +96,22 @@ def kernels(folder: Path) -> dict[str, list[Command]]:
     }
 
 
+def eight_epochs(folder: Path) -> dict[str, list[Command]]:
+    """Short searches, with six seeds, by each kind of kernels."""
+    search = ("search", "--epochs", str(SHORT_EPOCHS), "--no-test")
+    return {
+        f"{kind}{seed}": [(*search, "--kernels", kind, "--seed", str(seed), "--out", str(folder / f"{kind}{seed}"))]
+        for seed in range(SHORT_SEEDS)
+        for kind in KERNELS
+    }
+
+
 PARTS: dict[str, Callable[[Path], dict[str, list[Command]]]] = {
     "robustness": robustness,
     "retraining": list_retrainings,
     "table1": table1,
     "kernels": kernels,
+    "eight-epochs": eight_epochs,
 }
 
 
@@ -212,21 +225,42 @@ def show_table1(folder: Path) -> str:
     return "\n".join([*lines, "- the paper: 2.83 ± 0.14 %, 0.11 GPU days"])
 
 
-def show_kernels(folder: Path) -> str:
-    """A Markdown table of mean and standard deviation over the seeds, of the epochs that all seeds of a kind have."""
-    lines = ["| kernels | epoch | seeds | train loss | test accuracy |", "|---|---|---|---|---|"]
+def show_seeds(folder: Path, epochs: Iterable[int], columns: Mapping[str, str]) -> str:
+    """A Markdown table of mean and standard deviation over the seeds, of the epochs that all seeds of a kind have.
+
+    Columns are headings by the names of metrics; accuracies are shown in percent.
+    """
+    lines = [f"| kernels | epoch | seeds | {' | '.join(columns.values())} |", "|---" * (3 + len(columns)) + "|"]
     for kind, text in KERNELS.items():
         seeds = [records for path in sorted(folder.glob(f"{kind}[0-9]")) if (records := read_epochs(path))]
-        for epoch in (n for n in SHOWN_EPOCHS if len(seeds) > 1 and all(len(records) >= n for records in seeds)):
-            losses = [records[epoch - 1]["train_loss"] for records in seeds]
-            tests = [100 * records[epoch - 1]["test_accuracy"] for records in seeds]
-            loss = f"{statistics.mean(losses):.3f} ± {statistics.stdev(losses):.3f}"
-            test = f"{statistics.mean(tests):.1f} ± {statistics.stdev(tests):.1f} %"
-            lines.append(f"| {text} | {epoch} | {len(seeds)} | {loss} | {test} |")
+        for epoch in (n for n in epochs if len(seeds) > 1 and all(len(records) >= n for records in seeds)):
+            cells = [_mean_and_deviation(name, [records[epoch - 1][name] for records in seeds]) for name in columns]
+            lines.append(f"| {text} | {epoch} | {len(seeds)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-SHOW = {"robustness": show_robustness, "table1": show_table1, "kernels": show_kernels}
+def _mean_and_deviation(name: str, numbers: Sequence[float]) -> str:
+    mean, deviation = statistics.mean(numbers), statistics.stdev(numbers)
+    if name.endswith("accuracy"):
+        return f"{100 * mean:.1f} ± {100 * deviation:.1f} %"
+    return f"{mean:.3f} ± {deviation:.3f}"
+
+
+def show_kernels(folder: Path) -> str:
+    return show_seeds(folder, SHOWN_EPOCHS, {"train_loss": "train loss", "test_accuracy": "test accuracy"})
+
+
+def show_eight_epochs(folder: Path) -> str:
+    columns = {"valid_accuracy": "valid accuracy", "largest_probability": "mean largest probability"}
+    return show_seeds(folder, (1, SHORT_EPOCHS // 2, SHORT_EPOCHS), columns)
+
+
+SHOW = {
+    "robustness": show_robustness,
+    "table1": show_table1,
+    "kernels": show_kernels,
+    "eight-epochs": show_eight_epochs,
+}
 
 
 def show_tables(folder: Path) -> str:

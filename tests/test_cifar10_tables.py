@@ -92,6 +92,17 @@ def test_kernels_are_shown_with_mean_and_spread_of_epochs_that_all_seeds_have(tm
     ]
 
 
+def test_short_searches_have_six_seeds_of_both_kinds_of_kernels_and_are_shown_by_kind(tmp_path):
+    flags = [" ".join(commands[0][:-1]) for commands in bench.eight_epochs(tmp_path).values()]
+    kinds = [f"--kernels {kind} --seed {seed}" for seed in range(6) for kind in ("torch", "fused")]
+    assert flags == [f"search --epochs 8 --no-test {kind} --out" for kind in kinds]
+    for seed in range(2):
+        write_search(tmp_path / f"fused{seed}", [0.3 + 0.1 * seed] * 8)
+    assert bench.show_eight_epochs(tmp_path).splitlines()[2:] == [
+        f"| fused kernels | {epoch} | 2 | 50.0 ± 0.0 % | 0.350 ± 0.071 |" for epoch in (1, 4, 8)
+    ]
+
+
 TINY = ["--small", "--cells", "3", "--channels", "2", "--num-train-images", "32", "--batch-size", "8"]
 
 
