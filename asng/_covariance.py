@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -111,7 +111,7 @@ class CovarianceASNG(Optimizer):
     """
 
     _state: CovarianceState
-    _mode_prob = MODE_PROB
+    _mode_prob: ClassVar[float | None] = MODE_PROB
 
     def __init__(self, space: Mapping[str, Variable], *, noisy: bool = False, **settings: Any) -> None:
         self._alpha, self._initial_spread, self._mean_rate = ALPHA, INITIAL_SPREAD, MEAN_RATE
