@@ -323,7 +323,8 @@ class Trace:
         while waiting:
             assignment = waiting.pop(0)
             try:
-                with self.fix(assignment), self.enter(Scope(Case(), mode)), torch.no_grad():
+                # With gradients, as the case itself will run: what a model keeps of this has to be found by it.
+                with self.fix(assignment), self.enter(Scope(Case(), mode)):
                     cases.append(_cases.run_case(label, assignment, call))
             except _Undecided as error:
                 variable = error.decision.variable
@@ -355,10 +356,12 @@ class Trace:
     @contextmanager
     def enter(self, scope: Scope) -> Iterator[None]:
         before, self.scope = self.scope, scope
+        torch.clear_autocast_cache()  # what one case casts, another has to cast again: only one of them runs
         try:
             yield
         finally:
             self.scope = before
+            torch.clear_autocast_cache()
 
     # Gradients.
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
@@ -227,6 +228,23 @@ def test_a_loss_that_calls_backward_is_refused_and_leaves_no_gradients():
         iteration(oneshot(model), batches(1)[0], loss_fn=loss_fn, judge=cross_entropy)
     assert model[0].weight.grad is None
     assert model[0].bias.grad.tolist() == [1.0] * 3
+
+
+class Doubled(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def with_cached_weights(model, batch):
+    with parametrize.cached():
+        return cross_entropy(model, batch)
+
+
+def test_weights_that_a_pass_keeps_for_all_options_are_refused():
+    model = Choosy()
+    parametrize.register_parametrization(model.last.options[1], "weight", Doubled())
+    with pytest.raises(Refused, match="uses a tensor with a gradient that is not among its arguments"):
+        iteration(oneshot(model, loss_fn=with_cached_weights), batches(1)[0], loss_fn=with_cached_weights)
 
 
 def test_a_loss_that_leaves_the_model_in_evaluation_mode_is_refused():
