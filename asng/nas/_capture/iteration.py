@@ -98,8 +98,8 @@ class Iteration:
             if self._amp_dtype is not None:
                 self.update.keep_low(self._amp_dtype, self._only_cast())
             self._allocate(len(self._columns))
-            if is_on_cuda:  # with these copies: libraries load kernels at their first use
-                with _switch.refuse_synchronization():
+            if is_on_cuda:  # with these copies: libraries load kernels at their first use, or choose them by times
+                with _switch.refuse_synchronization(), _switch.refuse_waits():
                     self._run(run_all, run_in_turn)
         if is_on_cuda:
             self._try_capture(with_passes=False)  # which also sends what passes need and a graph cannot

@@ -32,6 +32,7 @@ from asng.nas._capture.switch import (
     Versions,
     installed_versions,
     outdated_reason,
+    refuse_waits,
     unavailable_reason,
 )
 from asng.nas._capture.update import unsupported_reason
@@ -323,6 +324,17 @@ def test_random_numbers_of_the_cpu_are_noticed_beside_a_gpu():
     assert [name for name, state in host_rng_states(gpu).items() if state != before[name]] == [
         "torch's generator of the CPU"
     ]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(torch.cuda, "synchronize"), (torch.accelerator, "synchronize"), (torch.cuda.Event, "elapsed_time")],
+)
+def test_waits_by_hand_are_refused(owner, name):
+    before = getattr(owner, name)
+    with pytest.raises(RuntimeError, match="synchronizing"), refuse_waits():
+        getattr(owner, name)(None)
+    assert getattr(owner, name) is before
 
 
 def test_a_choice_that_is_recomputed_in_the_backward_pass_is_refused():
