@@ -90,17 +90,18 @@ class Iteration:
         ]
         self._is_training = self._supernet.model.training
         is_on_cuda = self._device.type == "cuda"
+        without_syncs = _switch.refuse_synchronization if is_on_cuda else nullcontext
         with self._preserve():
-            with _switch.refuse_synchronization() if is_on_cuda else nullcontext():
+            with without_syncs():
                 self._find_switches()
             if self._masked:
                 self._check_masks()
             if self._amp_dtype is not None:
                 self.update.keep_low(self._amp_dtype, self._only_cast())
             self._allocate(len(self._columns))
-            if is_on_cuda:  # with these copies: libraries load kernels at their first use, or choose them by times
-                with _switch.refuse_synchronization(), _switch.refuse_waits():
-                    self._run(run_all, run_in_turn)
+            # Once with these copies: libraries load kernels at their first use, or choose them by times.
+            with without_syncs(), _switch.refuse_waits():
+                self._run(run_all, run_in_turn)
         if is_on_cuda:
             self._try_capture(with_passes=False)  # which also sends what passes need and a graph cannot
             if self._limited:

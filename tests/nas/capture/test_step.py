@@ -36,7 +36,7 @@ from asng.nas._capture.switch import (
     unavailable_reason,
 )
 from asng.nas._capture.update import unsupported_reason
-from tests.helpers.captures import Choosy, assert_same_steps, iteration, oneshot, step
+from tests.helpers.captures import Choosy, assert_same_steps, iteration, oneshot
 from tests.helpers.searches import batches, cross_entropy, pairs
 
 ROOT = Path(__file__).parents[3]
@@ -187,14 +187,12 @@ def test_what_cannot_be_open_is_refused_with_its_name(model, reason):
 
 def test_metrics_that_change_their_names_are_refused():
     calls = itertools.count()
-    search = oneshot(Choosy())
 
     def loss(model, batch):
         return cross_entropy(model, batch), {f"metric {next(calls)}": 1.0}
 
-    opened = iteration(search, batches(1)[0], loss_fn=loss)
     with pytest.raises(Refused, match=r"the metrics change from \['metric 0'\] to \['metric 2'\]"):
-        step(search, opened, *batches(2))
+        iteration(oneshot(Choosy()), batches(1)[0], loss_fn=loss)
 
 
 def adversarial(model, batch):
@@ -246,6 +244,36 @@ def test_weights_that_a_pass_keeps_for_all_options_are_refused():
     parametrize.register_parametrization(model.last.options[1], "weight", Doubled())
     with pytest.raises(Refused, match="uses a tensor with a gradient that is not among its arguments"):
         iteration(oneshot(model, loss_fn=with_cached_weights), batches(1)[0], loss_fn=with_cached_weights)
+
+
+class KeepsWeight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, x):
+        self.kept = self.kept or [self.linear.weight]
+        return nn.functional.linear(x, self.kept[0])
+
+
+def test_references_to_weights_are_refused_in_mixed_precision():
+    model = Choosy()
+    model.last.options[1] = KeepsWeight()
+    reason = r"a reference to parameter last\.options\.1\.linear\.weight was kept, and mixed precision runs with a copy"
+    with pytest.raises(Refused, match=reason):
+        iteration(oneshot(model), batches(1)[0], amp_dtype=torch.bfloat16)
+
+
+def test_a_penalty_on_a_weight_that_was_kept_is_refused_in_mixed_precision():
+    model = Choosy()
+    weight = model.stem.weight
+
+    def loss_fn(model, batch):
+        return cross_entropy(model, batch) + nn.functional.linear(batch[0], weight).square().sum()
+
+    with pytest.raises(Refused, match=r"a reference to parameter stem\.weight was kept"):
+        iteration(oneshot(model), batches(1)[0], loss_fn=loss_fn, amp_dtype=torch.bfloat16)
 
 
 def test_a_loss_that_leaves_the_model_in_evaluation_mode_is_refused():
