@@ -113,25 +113,6 @@ def test_weights_behind_what_options_remember_get_their_gradients():
     assert_same_steps(Remembers())
 
 
-class Spectrum(nn.Module):
-    def __init__(self, number):
-        super().__init__()
-        self.number, self.linear = number, nn.Linear(8, 8)
-
-    def forward(self, x):
-        return self.number * torch.fft.rfft(self.linear(x))
-
-
-class Amplitudes(nn.Module):
-    def forward(self, x):
-        return x.abs()
-
-
-def test_complex_results_of_options_have_gradients():
-    choice = OneOf("op", [Spectrum(1), Spectrum(2)])
-    assert_same_steps(nn.Sequential(nn.Linear(4, 8), choice, Amplitudes(), nn.Linear(5, 3)))
-
-
 class Recomputes(nn.Module):
     def __init__(self, body):
         super().__init__()
