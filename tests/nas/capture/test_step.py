@@ -4,6 +4,7 @@
 
 import copy
 import itertools
+import pickle
 import random
 from functools import partial
 from importlib import metadata
@@ -25,7 +26,7 @@ from asng.nas import OneOf, OneShot, Value
 from asng.nas._capture import step as _capture
 from asng.nas._capture import trace
 from asng.nas._capture.cases import Refused
-from asng.nas._capture.iteration import host_rng_states
+from asng.nas._capture.host_rng import host_generators, snapshot
 from asng.nas._capture.switch import (
     MIN_CUDA,
     MIN_TORCH,
@@ -336,6 +337,62 @@ def test_random_numbers_of_the_host_are_refused(draw, name):
     assert [draw(), draw()] == expected  # plain steps draw what they would without a capture
 
 
+NUMPYS = np.random.default_rng(0)
+
+
+def mix(batch):
+    return NUMPYS.uniform() * batch[0], batch[1]
+
+
+def loss_of_mixture(model, batch):
+    return cross_entropy(model, mix(batch))
+
+
+class Jitters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator = random.Random(0)
+
+    def forward(self, x):
+        return x * self.generator.random()
+
+
+class Loss:
+    def __init__(self):
+        self.generator = np.random.RandomState(0)
+
+    def __call__(self, model, batch):
+        return cross_entropy(model, batch) * self.draw()
+
+    def draw(self):
+        return self.generator.rand()
+
+
+@pytest.mark.parametrize("judged", [False, True])
+@pytest.mark.parametrize(
+    ("option", "function", "generator", "name"),
+    [
+        (nn.Tanh(), loss_of_mixture, lambda model, function: NUMPYS, "Generator"),
+        (nn.Tanh(), Loss(), lambda model, function: function.generator, "RandomState"),
+        (Jitters(), cross_entropy, lambda model, function: model.last.options[1].generator, "Random"),
+    ],
+    ids=["global", "object", "option"],
+)
+@pytest.mark.usefixtures("graphless")
+def test_generators_of_the_host_are_refused_and_left_alone(option, function, generator, name, judged):
+    model = Choosy()
+    model.last.options[1] = option
+    search = oneshot(model, capture=True, **({"judge": function} if judged else {"loss_fn": function}))
+    before = pickle.dumps(generator(model, function))
+    reason = f"draws from a {name} of its own, and a graph would repeat"
+    prepared = search._captured._make_iteration(2)
+    with pytest.raises(Refused, match=reason):
+        prepared.prepare(*batches(2))
+    assert pickle.dumps(generator(model, function)) == before
+    with pytest.warns(UserWarning, match=reason):
+        search.step(*batches(2))
+
+
 def repeat_draw(draw):
     """What two calls will return."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -347,11 +404,11 @@ def repeat_draw(draw):
 
 def test_random_numbers_of_the_cpu_are_noticed_beside_a_gpu():
     gpu = torch.device("cuda")
-    before = host_rng_states(gpu)
+    generators = host_generators(gpu)
+    before = snapshot(generators)
     torch.rand(())
-    assert [name for name, state in host_rng_states(gpu).items() if state != before[name]] == [
-        "torch's generator of the CPU"
-    ]
+    pairs = zip(generators, before, snapshot(generators), strict=True)
+    assert [name for (name, _), old, new in pairs if new != old] == ["torch's generator of the CPU"]
 
 
 @pytest.mark.parametrize(
