@@ -187,7 +187,7 @@ class _Switch(torch.autograd.Function):
         ctx.call, ctx.inputs, ctx.adds = call, 1 + len(tensors), total is not None
         ctx.set_materialize_grads(False)
         outputs = call.forward(tensors)
-        ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
+        ctx.mark_non_differentiable(*(o for o in outputs if not (o.is_floating_point() or o.is_complex())))
         return outputs
 
     @staticmethod

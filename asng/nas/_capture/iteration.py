@@ -6,18 +6,16 @@ losses and the metrics. Under limits there may be fewer candidates than passes: 
 those that have none.
 """
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from asng.nas._candidates import Judge, LossFn, Numbers, Outcome, split_metrics, to_outcome
-from asng.nas._capture import masked
+from asng.nas._capture import host_rng, masked
 from asng.nas._capture import switch as _switch
 from asng.nas._capture.branch import RefuseEffects, SplitGroups, Weights
 from asng.nas._capture.cases import Case, Columns, Refused, StaticBatch, Unswitchable, first_line, running_modules
@@ -89,18 +87,21 @@ class Iteration:
             for name, buffer in module._buffers.items()
         ]
         self._is_training = self._supernet.model.training
+        users = [*self._functions.values(), *self._supernet.paths]
+        self._generators = host_rng.host_generators(self._device, users)
         is_on_cuda = self._device.type == "cuda"
+        without_syncs = _switch.refuse_synchronization if is_on_cuda else nullcontext
         with self._preserve():
-            with _switch.refuse_synchronization() if is_on_cuda else nullcontext():
+            with without_syncs():
                 self._find_switches()
             if self._masked:
                 self._check_masks()
             if self._amp_dtype is not None:
                 self.update.keep_low(self._amp_dtype, self._only_cast())
             self._allocate(len(self._columns))
-            if is_on_cuda:  # with these copies: libraries load kernels at their first use
-                with _switch.refuse_synchronization():
-                    self._run(run_all, run_in_turn)
+            # Once with these copies: libraries load kernels at their first use, or choose them by times.
+            with without_syncs(), _switch.refuse_waits():
+                self._run(run_all, run_in_turn)
         if is_on_cuda:
             self._try_capture(with_passes=False)  # which also sends what passes need and a graph cannot
             if self._limited:
@@ -218,8 +219,9 @@ class Iteration:
         Also one with gradients of its own, which would not be added to those of the iteration, one that ends in
         evaluation mode, and one with random numbers that a graph would not draw again.
         """
-        for name, state in host_rng_states(self._device).items():
-            if state != self._host_rng[name]:
+        states = zip(self._generators, self._host_rng, host_rng.snapshot(self._generators), strict=True)
+        for (name, _), before, state in states:
+            if state != before:
                 raise Refused(
                     f"the model, the loss or the judge draws from {name}, and a graph would repeat these numbers; draw "
                     "them by torch, on the device of the model"
@@ -262,18 +264,16 @@ class Iteration:
     def _preserve(self) -> Iterator[None]:
         """Restore parameters, their gradients, buffers, momentum and RNG state on exit."""
         model = self._supernet.model
-        self._host_rng, python, numpy = host_rng_states(self._device), random.getstate(), np.random.get_state()  # noqa: NPY002
+        self._host_rng = host_rng.snapshot(self._generators)
         kept = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *self.update.tensors())}
         before = [tensor.detach().clone() for tensor in kept.values()]
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
         for parameter, _ in gradients:
             parameter.grad = None
-        with self._fork_rng():
+        with self._fork_rng(), host_rng.restore(self._generators):
             try:
                 yield
             finally:
-                random.setstate(python)
-                np.random.set_state(numpy)  # noqa: NPY002
                 for parameter, gradient in gradients:
                     parameter.grad = gradient
                 with torch.no_grad():
@@ -391,13 +391,6 @@ class Iteration:
             raise Refused(f"the metrics change from {self._metrics[kind]} to {list(outcome.metrics)}")
         for target, value in zip(self._outputs[row], (outcome.loss, *outcome.metrics.values()), strict=False):
             target.copy_(value) if isinstance(value, Tensor) else target.fill_(value)
-
-
-def host_rng_states(device: torch.device) -> dict[str, Any]:
-    """States of global generators that replays on a device do not advance, by what they are called."""
-    numpys: Any = np.random.get_state()  # noqa: NPY002
-    states: dict[str, Any] = {"Python's random": random.getstate(), "NumPy's random": (numpys[1].tolist(), *numpys[2:])}
-    return states | ({} if device.type == "cpu" else {"torch's generator of the CPU": torch.get_rng_state().tolist()})
 
 
 def _module_around(error: Unswitchable, supernet: Supernet) -> nn.Module | None:

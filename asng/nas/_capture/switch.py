@@ -309,3 +309,26 @@ def refuse_synchronization() -> Iterator[None]:
         yield
     finally:
         cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def refuse_waits() -> Iterator[None]:
+    """Raise RuntimeError where Python asks for a wait, as for a time, which torch's mode above lets pass.
+
+    CUDA gives up a capture in which one is called, and with it the GPU for this process.
+    """
+    cuda = _cuda()
+    waits = [(cuda, "synchronize"), (torch.accelerator, "synchronize")]
+    waits += [(cuda.Event, name) for name in ("synchronize", "elapsed_time", "query")]
+    before = [(owner, name, getattr(owner, name)) for owner, name in waits]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("called a synchronizing function of torch.cuda")
+
+    try:
+        for owner, name, _ in before:
+            setattr(owner, name, refuse)
+        yield
+    finally:
+        for owner, name, function in before:
+            setattr(owner, name, function)

@@ -323,7 +323,8 @@ class Trace:
         while waiting:
             assignment = waiting.pop(0)
             try:
-                with self.fix(assignment), self.enter(Scope(Case(), mode)), torch.no_grad():
+                # With gradients, as the case itself will run: what a model keeps of this has to be found by it.
+                with self.fix(assignment), self.enter(Scope(Case(), mode)):
                     cases.append(_cases.run_case(label, assignment, call))
             except _Undecided as error:
                 variable = error.decision.variable
@@ -355,10 +356,12 @@ class Trace:
     @contextmanager
     def enter(self, scope: Scope) -> Iterator[None]:
         before, self.scope = self.scope, scope
+        torch.clear_autocast_cache()  # what one case casts, another has to cast again: only one of them runs
         try:
             yield
         finally:
             self.scope = before
+            torch.clear_autocast_cache()
 
     # Gradients.
 
@@ -410,11 +413,23 @@ class Trace:
     def grad(
         self, outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], inputs: Sequence[Tensor], scope: Scope
     ) -> Sequence[Tensor | None]:
+        if self.switch is run_all and not self.discovers:
+            self._check_copies(outputs)
         anchors = [] if scope.anchor is None else [scope.anchor]
         if not inputs and not anchors:
             return []
         found = torch.autograd.grad(outputs, [*inputs, *anchors], gradients, allow_unused=True)
         return found[: len(inputs)]
+
+    def _check_copies(self, outputs: Sequence[Tensor]) -> None:
+        """Refuse weights that are not read where a copy in lower precision is in their place: they get no gradient."""
+        for key in leaves(outputs).keys() & self._weights.leaves.keys() if self._weights.leaves else ():
+            copy = self._weights.leaves[key]
+            names = [name for name, parameter in self._supernet.model.named_parameters() if parameter is copy]
+            raise Refused(
+                f"a reference to parameter {names[0]} was kept, and mixed precision runs with a copy of it; read it as "
+                "an attribute of its layer in every pass"
+            )
 
     def leaves_of(self, case: Case) -> list[Tensor]:
         return [self._weights.leaves.get(id(p), p) for p in case.parameters]

@@ -67,6 +67,52 @@ def test_a_module_in_two_choices_keeps_its_weights_in_mixed_precision():
     assert all(parameter is before for parameter, before in zip(shared.parameters(), own, strict=True))
 
 
+class Autocasts(nn.Module):
+    """Its forward() has its own mixed precision, made with the class, which keeps the casts of weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = Choosy()
+
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def forward(self, x):
+        return self.net(x)
+
+
+def test_a_model_with_its_own_mixed_precision_equals_the_plain_step_bit_for_bit():
+    assert_same_steps(Autocasts())
+
+
+class Factor(nn.Module):
+    """A weight, and what is computed of it at the first use in a pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8))
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, x):
+        self.kept = self.kept or [self.weight.exp()]
+        return x * self.kept[0]
+
+
+class Remembers(nn.Module):
+    """Its options share what the first of them computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor, self.stem, self.head = Factor(), nn.Linear(4, 8), nn.Linear(8, 3)
+        self.op = OneOf("op", [nn.Sequential(self.factor, nn.Tanh()), nn.Sequential(self.factor, nn.ReLU())])
+
+    def forward(self, x):
+        self.factor.kept = []
+        return self.head(self.op(self.stem(x)))
+
+
+def test_weights_behind_what_options_remember_get_their_gradients():
+    assert_same_steps(Remembers())
+
+
 class Recomputes(nn.Module):
     def __init__(self, body):
         super().__init__()

@@ -255,15 +255,32 @@ def synchronizes(model, batch):
     return loss * (1.0 if loss.item() > 0 else 2.0)
 
 
+def waits(model, batch):
+    loss = cross_entropy(model, batch)
+    torch.cuda.synchronize()
+    return loss
+
+
+def measures_time(model, batch):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    loss = cross_entropy(model, batch)
+    end.record()
+    end.synchronize()
+    return loss, {"ms": start.elapsed_time(end)}
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
         ({"loss_fn": synchronizes}, "synchroniz"),
         ({"judge": synchronizes}, "synchroniz"),
+        ({"loss_fn": waits}, "synchroniz"),
+        ({"judge": measures_time}, "synchroniz"),
         ({"amp_dtype": torch.float16}, "float16"),
         ({"weight_optimizer": torch.optim.Adam}, "give Adam capturable=True"),
     ],
-    ids=["loss", "judge", "float16", "adam"],
+    ids=["loss", "judge", "wait", "time", "float16", "adam"],
 )
 def test_what_cannot_be_captured_runs_as_usual_with_the_reason(settings, reason):
     model = Choosy().cuda()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from asng import Categorical, nas
 from asng.nas import Limit, OneOf, Repeat, Value, Width, parameters
@@ -403,6 +404,64 @@ def test_relations_between_decisions_as_limits_are_captured(device):
     relation = Limit(lambda model, values: values["depth"], at_most=2, name="depth")
     data = move(pairs(10, torch.double), device)
     assert_captured_equals_plain(Choosy().to(device), data, limits=[Limit(parameters, 1e12), relation])
+
+
+class Recomputes(nn.Module):
+    def __init__(self, preserve_rng_state):
+        super().__init__()
+        self.linear, self.preserve_rng_state = nn.Linear(8, 8), preserve_rng_state
+
+    def forward(self, x):
+        return checkpoint(self._run, x, use_reentrant=False, preserve_rng_state=self.preserve_rng_state)
+
+    def _run(self, x):
+        return self.linear(x).tanh()
+
+
+@pytest.mark.parametrize("preserve_rng_state", [False, True])
+def test_an_option_that_recomputes_is_captured(preserve_rng_state, device):
+    model = Choosy()
+    model.last.options[1] = Recomputes(preserve_rng_state)
+    assert_captured_equals_plain(model.to(device), move(pairs(8, torch.double), device))
+
+
+class Spectrum(nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.number, self.linear = number, nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.number * torch.fft.rfft(self.linear(x))
+
+
+class Amplitudes(nn.Module):
+    def forward(self, x):
+        return x.abs()
+
+
+def test_complex_results_of_options_are_captured(device):
+    choice = OneOf("op", [Spectrum(1), Spectrum(2)])
+    model = nn.Sequential(nn.Linear(4, 8), choice, Amplitudes(), nn.Linear(5, 3))
+    assert_captured_equals_plain(model.to(device), move(pairs(8, torch.double), device))
+
+
+def test_a_loss_with_its_own_mixed_precision_is_captured(device):
+    autocast = torch.autocast(device.type, dtype=torch.bfloat16)  # made here, it keeps the casts of weights
+
+    def loss_fn(model, batch):
+        with autocast:
+            return error_of(model, batch)
+
+    shared = nn.Linear(8, 8)
+    choices = [OneOf("first", [shared, nn.Tanh()]), OneOf("second", [nn.ReLU(), shared])]
+    model = nn.Sequential(nn.Linear(4, 8), *choices, nn.Linear(8, 3)).to(device)
+    plain, captured = (
+        oneshot(m, loss_fn=loss_fn, capture=c) for m, c in ((copy.deepcopy(model), False), (model, True))
+    )
+    for train, valid in move(pairs(4, torch.float), device):
+        expected, got = plain.step(train, valid), captured.step(train, valid)
+        torch.testing.assert_close(got.train_losses, expected.train_losses, rtol=3e-2, atol=3e-2)
+    assert captured.capture_cost
 
 
 # Whole searches ------------------------------------------------------------------------------------

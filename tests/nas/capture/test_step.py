@@ -4,6 +4,7 @@
 
 import copy
 import itertools
+import pickle
 import random
 from functools import partial
 from importlib import metadata
@@ -16,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
@@ -24,17 +26,18 @@ from asng.nas import OneOf, OneShot, Value
 from asng.nas._capture import step as _capture
 from asng.nas._capture import trace
 from asng.nas._capture.cases import Refused
-from asng.nas._capture.iteration import host_rng_states
+from asng.nas._capture.host_rng import host_generators, snapshot
 from asng.nas._capture.switch import (
     MIN_CUDA,
     MIN_TORCH,
     Versions,
     installed_versions,
     outdated_reason,
+    refuse_waits,
     unavailable_reason,
 )
 from asng.nas._capture.update import unsupported_reason
-from tests.helpers.captures import Choosy, assert_same_steps, iteration, oneshot, step
+from tests.helpers.captures import Choosy, assert_same_steps, iteration, oneshot
 from tests.helpers.searches import batches, cross_entropy, pairs
 
 ROOT = Path(__file__).parents[3]
@@ -185,14 +188,12 @@ def test_what_cannot_be_open_is_refused_with_its_name(model, reason):
 
 def test_metrics_that_change_their_names_are_refused():
     calls = itertools.count()
-    search = oneshot(Choosy())
 
     def loss(model, batch):
         return cross_entropy(model, batch), {f"metric {next(calls)}": 1.0}
 
-    opened = iteration(search, batches(1)[0], loss_fn=loss)
     with pytest.raises(Refused, match=r"the metrics change from \['metric 0'\] to \['metric 2'\]"):
-        step(search, opened, *batches(2))
+        iteration(oneshot(Choosy()), batches(1)[0], loss_fn=loss)
 
 
 def adversarial(model, batch):
@@ -227,6 +228,53 @@ def test_a_loss_that_calls_backward_is_refused_and_leaves_no_gradients():
         iteration(oneshot(model), batches(1)[0], loss_fn=loss_fn, judge=cross_entropy)
     assert model[0].weight.grad is None
     assert model[0].bias.grad.tolist() == [1.0] * 3
+
+
+class Doubled(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def with_cached_weights(model, batch):
+    with parametrize.cached():
+        return cross_entropy(model, batch)
+
+
+def test_weights_that_a_pass_keeps_for_all_options_are_refused():
+    model = Choosy()
+    parametrize.register_parametrization(model.last.options[1], "weight", Doubled())
+    with pytest.raises(Refused, match="uses a tensor with a gradient that is not among its arguments"):
+        iteration(oneshot(model, loss_fn=with_cached_weights), batches(1)[0], loss_fn=with_cached_weights)
+
+
+class KeepsWeight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, x):
+        self.kept = self.kept or [self.linear.weight]
+        return nn.functional.linear(x, self.kept[0])
+
+
+def test_references_to_weights_are_refused_in_mixed_precision():
+    model = Choosy()
+    model.last.options[1] = KeepsWeight()
+    reason = r"a reference to parameter last\.options\.1\.linear\.weight was kept, and mixed precision runs with a copy"
+    with pytest.raises(Refused, match=reason):
+        iteration(oneshot(model), batches(1)[0], amp_dtype=torch.bfloat16)
+
+
+def test_a_penalty_on_a_weight_that_was_kept_is_refused_in_mixed_precision():
+    model = Choosy()
+    weight = model.stem.weight
+
+    def loss_fn(model, batch):
+        return cross_entropy(model, batch) + nn.functional.linear(batch[0], weight).square().sum()
+
+    with pytest.raises(Refused, match=r"a reference to parameter stem\.weight was kept"):
+        iteration(oneshot(model), batches(1)[0], loss_fn=loss_fn, amp_dtype=torch.bfloat16)
 
 
 def test_a_loss_that_leaves_the_model_in_evaluation_mode_is_refused():
@@ -289,6 +337,62 @@ def test_random_numbers_of_the_host_are_refused(draw, name):
     assert [draw(), draw()] == expected  # plain steps draw what they would without a capture
 
 
+NUMPYS = np.random.default_rng(0)
+
+
+def mix(batch):
+    return NUMPYS.uniform() * batch[0], batch[1]
+
+
+def loss_of_mixture(model, batch):
+    return cross_entropy(model, mix(batch))
+
+
+class Jitters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator = random.Random(0)
+
+    def forward(self, x):
+        return x * self.generator.random()
+
+
+class Loss:
+    def __init__(self):
+        self.generator = np.random.RandomState(0)
+
+    def __call__(self, model, batch):
+        return cross_entropy(model, batch) * self.draw()
+
+    def draw(self):
+        return self.generator.rand()
+
+
+@pytest.mark.parametrize("judged", [False, True])
+@pytest.mark.parametrize(
+    ("option", "function", "generator", "name"),
+    [
+        (nn.Tanh(), loss_of_mixture, lambda model, function: NUMPYS, "Generator"),
+        (nn.Tanh(), Loss(), lambda model, function: function.generator, "RandomState"),
+        (Jitters(), cross_entropy, lambda model, function: model.last.options[1].generator, "Random"),
+    ],
+    ids=["global", "object", "option"],
+)
+@pytest.mark.usefixtures("graphless")
+def test_generators_of_the_host_are_refused_and_left_alone(option, function, generator, name, judged):
+    model = Choosy()
+    model.last.options[1] = option
+    search = oneshot(model, capture=True, **({"judge": function} if judged else {"loss_fn": function}))
+    before = pickle.dumps(generator(model, function))
+    reason = f"draws from a {name} of its own, and a graph would repeat"
+    prepared = search._captured._make_iteration(2)
+    with pytest.raises(Refused, match=reason):
+        prepared.prepare(*batches(2))
+    assert pickle.dumps(generator(model, function)) == before
+    with pytest.warns(UserWarning, match=reason):
+        search.step(*batches(2))
+
+
 def repeat_draw(draw):
     """What two calls will return."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -300,11 +404,22 @@ def repeat_draw(draw):
 
 def test_random_numbers_of_the_cpu_are_noticed_beside_a_gpu():
     gpu = torch.device("cuda")
-    before = host_rng_states(gpu)
+    generators = host_generators(gpu)
+    before = snapshot(generators)
     torch.rand(())
-    assert [name for name, state in host_rng_states(gpu).items() if state != before[name]] == [
-        "torch's generator of the CPU"
-    ]
+    pairs = zip(generators, before, snapshot(generators), strict=True)
+    assert [name for (name, _), old, new in pairs if new != old] == ["torch's generator of the CPU"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(torch.cuda, "synchronize"), (torch.accelerator, "synchronize"), (torch.cuda.Event, "elapsed_time")],
+)
+def test_waits_by_hand_are_refused(owner, name):
+    before = getattr(owner, name)
+    with pytest.raises(RuntimeError, match="synchronizing"), refuse_waits():
+        getattr(owner, name)(None)
+    assert getattr(owner, name) is before
 
 
 def test_a_choice_that_is_recomputed_in_the_backward_pass_is_refused():

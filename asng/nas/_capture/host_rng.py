@@ -1,0 +1,101 @@
+"""Random number generators on the host: a graph would repeat their numbers, since replays do not advance them."""
+
+import inspect
+import pickle
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+MAX_DEPTH = 6  # of functions that call others, and of objects that hold others
+LIBRARIES = ("torch", "numpy", "asng", "builtins")
+
+Generators = list[tuple[str, Any]]  # with what they are called
+
+
+def host_generators(device: torch.device, users: Iterable[Any] = ()) -> Generators:
+    """The generators that replays on a device do not advance: global ones, and those that users hold."""
+    functions: Any = random.getstate, np.random.get_state
+    found = [("Python's random", functions[0].__self__), ("NumPy's random", functions[1].__self__)]
+    if device.type != "cpu":
+        found.append(("torch's generator of the CPU", torch.default_generator))
+    return found + [(f"a {type(own).__name__} of its own", own) for own in _find_generators(users)]
+
+
+def _find_generators(users: Iterable[Any]) -> list[Any]:
+    """What functions and modules hold, and functions that these call by name."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    current = list(users)
+    for _ in range(MAX_DEPTH):
+        new = list({id(thing): thing for thing in current if id(thing) not in seen}.values())
+        seen.update(map(id, new))
+        found += [thing for thing in new if isinstance(thing, (np.random.Generator, np.random.RandomState))]
+        found += [thing for thing in new if type(thing) is random.Random]
+        current = [held for thing in new for held in _held_by(thing)]
+    return found
+
+
+def _held_by(thing: Any) -> Iterator[Any]:
+    match thing:
+        case FunctionType():
+            with suppress(ValueError):  # a cell that is empty
+                variables = inspect.getclosurevars(thing)
+                yield from variables.nonlocals.values()
+                yield from () if _is_of_library(thing) else variables.globals.values()
+        case MethodType():
+            yield from (thing.__func__, thing.__self__)
+        case partial():
+            yield from (thing.func, *thing.args, *thing.keywords.values())
+        case ModuleType() | type():
+            return
+        case _ if isinstance(thing, torch.nn.Module) or (
+            hasattr(thing, "__dict__") and not _is_of_library(type(thing))
+        ):
+            yield from vars(thing).values()
+            for kind in type(thing).__mro__:
+                yield from () if _is_of_library(kind) else vars(kind).values()
+
+
+def _is_of_library(thing: Any) -> bool:
+    return str(thing.__module__).partition(".")[0] in LIBRARIES
+
+
+def snapshot(generators: Generators) -> list[bytes]:
+    """Their states, to be compared."""
+    return [pickle.dumps(_state_of(generator)) for _, generator in generators]
+
+
+@contextmanager
+def restore(generators: Generators) -> Iterator[None]:
+    """Restore their states on exit."""
+    before = [(generator, _state_of(generator)) for _, generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in before:
+            match generator:
+                case np.random.Generator():
+                    generator.bit_generator.state = state
+                case np.random.RandomState():
+                    generator.set_state(state)
+                case torch.Generator():
+                    generator.set_state(torch.from_numpy(state))
+                case _:
+                    generator.setstate(state)
+
+
+def _state_of(generator: Any) -> Any:
+    match generator:
+        case np.random.Generator():
+            return generator.bit_generator.state
+        case np.random.RandomState():
+            return generator.get_state(legacy=False)
+        case torch.Generator():
+            return generator.get_state().numpy()
+    return generator.getstate()
