@@ -17,6 +17,8 @@ BLOCK = 2048  # elements of a program
 def fan_out(x: Tensor, number: int) -> Sequence[Tensor]:
     """A tensor for several users, whose gradients are added up by one kernel.
 
+    All of them have the same memory: none may write into it, as `torch.nn.ReLU(inplace=True)` does.
+
     Args:
         x: (n, c, h, w); kernels take it channels last on CUDA.
         number: How many users there are.

@@ -19,6 +19,7 @@ from asng.experiments.inpainting.network import Net
 from asng.fused import _chain
 from asng.nas import OneShot, select
 from asng.nas._capture.iteration import Iteration
+from tests.helpers.fused_layers import Calls
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +93,9 @@ def test_steps_of_a_search_equal_the_plain_ones(amp_dtype):
     for train, valid in data:
         expected = plain.step(train, valid)
         drawn, candidates = other.arch_optimizer.ask(), other.arch_optimizer.ask()
-        trained, judged = opened.step([c.values for c in drawn], train, [c.values for c in candidates], valid)
+        with Calls() as calls:
+            trained, judged = opened.step([c.values for c in drawn], train, [c.values for c in candidates], valid)
+        assert not {"conv2d", "conv_transpose2d"} & calls.found.keys()
         other.arch_optimizer.tell(candidates, [numbers.loss for numbers in judged])
         got = [numbers.loss for numbers in (*trained, *judged)]
         torch.testing.assert_close(got, [*expected.train_losses, *expected.valid_losses], rtol=1e-4, atol=1e-5)

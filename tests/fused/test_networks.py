@@ -14,11 +14,11 @@ from torch import nn
 pytest.importorskip("triton")
 
 from asng import fused, nas
-from asng.experiments.cifar10.layers import run_stem
-from asng.experiments.cifar10.network import Net, use_fused_kernels
+from asng.experiments.cifar10.layers import auxiliary_head, run_stem
+from asng.experiments.cifar10.network import Net, set_drop_path, use_fused_kernels
 from asng.experiments.cifar10.space import random_values
 from asng.fused._dispatch import row_of
-from tests.helpers.fused_layers import channels_last, error, run
+from tests.helpers.fused_layers import Calls, channels_last, error, run
 
 
 def gradient_of(model, images, labels):
@@ -82,6 +82,25 @@ def test_kernels_rectify_while_they_read_and_add_up_gradients(seed):
     assert "ReluBackward0" not in names
     assert "_FanOutBackward" in names
     assert [name for name, users in functions if users > 1] == []
+
+
+@pytest.mark.parametrize("amp", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("static", [False, True], ids=["supernet", "extracted"])
+def test_all_layers_but_the_convolution_of_the_stem_take_kernels(static, amp):
+    values = random_values(1)  # with all operations in both kinds of cells
+    model: Any = Net(4, 3, affine=static)
+    nas.select(model, values)
+    model = use_fused_kernels(nas.extract(model, values) if static else model)
+    set_drop_path(model, 0.5)
+    with Calls() as calls, torch.autocast("cpu", torch.bfloat16, enabled=amp):
+        model(channels_last((2, 3, 8, 8), torch.float32))
+    assert calls.found == {"conv2d": 1}
+
+
+def test_of_the_auxiliary_head_the_batch_norms_take_kernels():
+    with Calls() as calls:
+        use_fused_kernels(auxiliary_head(8, affine=True))(channels_last((2, 8, 8, 8), torch.float32))
+    assert calls.found == {"avg_pool2d": 1, "conv2d": 2}
 
 
 def test_the_stem_writes_aligned_rows():

@@ -1,10 +1,13 @@
 """Runs of a layer forward and backward, and how near two of them are."""
 
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from asng.fused._dispatch import align, row_of
 
@@ -49,6 +52,21 @@ def assert_close(got: Run, expected: Run, dtype: torch.dtype) -> None:
     for index, (left, right) in enumerate(zip(got.gradients, expected.gradients, strict=True)):
         assert left.shape == right.shape
         assert error(left, right) < TOLERANCE[dtype], f"gradient {index}"
+
+
+class Calls(TorchFunctionMode):
+    """Counts the calls of torch's functions that kernels take the place of."""
+
+    WATCHED = ("conv2d", "conv_transpose2d", "batch_norm", "avg_pool2d", "max_pool2d", "mul")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        self.found.update([name] if name in self.WATCHED else [])
+        return function(*args, **(kwargs or {}))
 
 
 def spoil(memory: Tensor) -> Tensor:

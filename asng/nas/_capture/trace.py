@@ -161,6 +161,7 @@ class Trace:
         kinds = [m for m in supernet.paths if isinstance(m, Searchable) and not isinstance(m, (Value, Width))]
         self._masked = set(masked)
         self._switches = dict.fromkeys([*kinds, *surroundings])
+        self._hooked = {module for module in supernet.paths if have_hooks(module)}  # before `run` puts functions there
         self.scope = Scope(root)
         self.goes_back = False  # the backward pass runs
         self._term: _Term | None = None  # what the next switch is in a sum
@@ -273,9 +274,9 @@ class Trace:
     def add_up(self, modules: Sequence[nn.Module], inputs: Sequence[Any]) -> Tensor:
         total, term = self._run_term(modules[0], inputs, None)
         # Hooks, of options too, may read a result before it is the sum, or keep it for the gradient.
-        is_own = term.is_new and not have_hooks(*modules[0].modules())
+        is_own = term.is_new and self._hooked.isdisjoint(modules[0].modules())
         for module in modules[1:]:
-            adds = is_own and not have_hooks(*module.modules())
+            adds = is_own and self._hooked.isdisjoint(module.modules())
             result, term = self._run_term(module, inputs, total if adds else None)
             total = result if term.is_added else total + result
             is_own = True  # a new sum, or the same memory

@@ -8,7 +8,8 @@ from torch import nn
 
 from asng.nas import OneOf, Searchable
 from asng.nas._capture import trace
-from tests.helpers.captures import assert_same_steps
+from asng.nas._capture.branch import Branch
+from tests.helpers.captures import assert_same_steps, iteration, oneshot, pairs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
@@ -32,6 +33,40 @@ def test_switches_add_to_the_results_of_those_before_them(terms):
     model = Summing()
     model.terms = model.terms[:terms]
     assert_same_steps(model, dtype=torch.double, same=terms < 4)  # gradients of the input are added in another order
+
+
+def hook(module):
+    module.register_forward_hook(square)
+
+
+def replace_forward(module):
+    module.forward = module.forward
+
+
+def leave(module):
+    pass
+
+
+@pytest.mark.parametrize("path", ["terms.0", "terms.1.options.1"])
+@pytest.mark.parametrize(("change", "adding"), [(leave, 4), (hook, 0), (replace_forward, 0)])
+def test_a_switch_has_memory_of_its_own_only_where_its_result_may_be_read(path, change, adding, monkeypatch):
+    """Each of four passes has a second switch."""
+    model = Summing()
+    model.terms = model.terms[:2]
+    change(model.get_submodule(path))
+    train, valid = pairs(1)[0]
+    opened, totals = iteration(oneshot(model), train), []
+
+    class Recorded(Branch):
+        def __init__(self, *args):
+            totals.append(args[-1])
+            super().__init__(*args)
+
+    monkeypatch.setattr(trace, "Branch", Recorded)
+    values = 2 * [dict.fromkeys("ab", 2)]
+    opened.step(values, train, values, valid)
+    assert len(totals) == 8
+    assert sum(total is not None for total in totals) == adding
 
 
 class Sum(nn.Module):
