@@ -110,19 +110,20 @@ class Iteration:
     def _find_switches(self) -> None:
         """Find the switches; where there are too many cases, with masks for the sizes of elastic layers."""
         try:
-            self._discover_all()
+            return self._discover_all()
         except Refused as error:
-            self._masked = masked.find_layers(self._supernet)
+            self._masked, refusal = masked.find_layers(self._supernet), str(error)
             if not self._masked:
                 raise
-            self._surroundings.clear()
-            try:
-                self._discover_all()
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as other:  # also where a layer without masks gives less than those with masks take
-                reason = first_line(other)
-                raise Refused(f"{error}; with masks for widths, {reason}" if reason != str(error) else reason) from None
+        # Not within the handler: a traceback keeps what a checkpoint of torch before 2.13 closes when it is collected.
+        self._surroundings.clear()
+        try:
+            self._discover_all()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as other:  # also where a layer without masks gives less than those with masks take
+            reason = first_line(other)
+            raise Refused(f"{refusal}; with masks for widths, {reason}" if reason != refusal else reason) from None
 
     def _discover_all(self) -> None:
         while not self._discover():

@@ -185,7 +185,10 @@ class Trace:
                 what = f"decision {self._label(error.decision)}"
                 refused = Unswitchable(f"{what} is read in Python outside of a choice")
                 refused.module = error.decision
-                raise refused.with_traceback(error.__traceback__) from None  # which tells what reads it
+                try:
+                    raise refused.with_traceback(error.__traceback__) from None  # which tells what reads it
+                finally:
+                    del refused  # else this frame would keep it, and it the frame
             finally:
                 _current = None
                 for module in self._switches:
