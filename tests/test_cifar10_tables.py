@@ -67,8 +67,9 @@ def test_a_search_is_shown_with_the_epoch_in_which_it_settled(tmp_path):
     assert sng == "| sng0.01 | 50.0 % | 25.0 % | 0.300 | - | 0 | 0.050 | 600 |"
 
 
-def test_the_page_has_the_table_of_the_files():
-    table = bench.show_robustness(bench.FOUND / "robustness")
+@pytest.mark.parametrize("part", ["robustness", "kernels", "eight-epochs"])
+def test_the_page_has_the_table_of_the_files(part):
+    table = bench.SHOW[part](bench.FOUND / part)
     assert table in (bench.ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
