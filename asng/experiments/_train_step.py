@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asng.fused._compile import compile_ahead
 from asng.fused._dispatch import SideStream
 from asng.fused._sgd import TiledSGD, has_kernels_for
 from asng.nas._capture.update import unsupported_reason
@@ -111,6 +112,8 @@ class TrainStep:
         stream = cuda.Stream()
         stream.wait_stream(cuda.current_stream())
         with cuda.stream(stream), preserve_buffers_and_rng(self.model), self._preserve_weights():
+            with compile_ahead():
+                self._step(inputs)
             for _ in range(3):  # libraries choose their kernels in the first calls
                 self._step(inputs)
         cuda.current_stream().wait_stream(stream)

@@ -19,13 +19,13 @@ MAX_NUMEL = 2**31 - 2**20  # kernels count in 32 bits, blocks that reach beyond 
 
 
 @cache
-def _triton_is_installed() -> bool:
+def is_triton_installed() -> bool:
     return find_spec("triton") is not None
 
 
 def can_launch(x: Tensor) -> bool:
     """Whether kernels run where a tensor is: on CUDA, or in Triton's interpreter."""
-    return (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and _triton_is_installed()
+    return (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and is_triton_installed()
 
 
 def is_supported(x: Tensor) -> bool:

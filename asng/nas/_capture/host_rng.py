@@ -1,7 +1,6 @@
 """Random number generators on the host: a graph would repeat their numbers, since replays do not advance them."""
 
 import inspect
-import pickle
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -66,9 +65,18 @@ def _is_of_library(thing: Any) -> bool:
     return str(thing.__module__).partition(".")[0] in LIBRARIES
 
 
-def snapshot(generators: Generators) -> list[bytes]:
+def snapshot(generators: Generators) -> list[Any]:
     """Their states, to be compared."""
-    return [pickle.dumps(_state_of(generator)) for _, generator in generators]
+    return [_freeze(_state_of(generator)) for _, generator in generators]
+
+
+def _freeze(state: Any) -> Any:
+    match state:
+        case dict():
+            return {name: _freeze(part) for name, part in state.items()}
+        case np.ndarray():
+            return state.tobytes()
+    return state
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asng.fused._compile import compile_ahead
 from asng.nas._candidates import Judge, LossFn, Numbers, Outcome, split_metrics, to_outcome
 from asng.nas._capture import host_rng, masked
 from asng.nas._capture import switch as _switch
@@ -92,7 +93,7 @@ class Iteration:
         is_on_cuda = self._device.type == "cuda"
         without_syncs = _switch.refuse_synchronization if is_on_cuda else nullcontext
         with self._preserve():
-            with without_syncs():
+            with without_syncs(), compile_ahead():
                 self._find_switches()
             if self._masked:
                 self._check_masks()
@@ -101,7 +102,10 @@ class Iteration:
             self._allocate(len(self._columns))
             # Once with these copies: libraries load kernels at their first use, or choose them by times.
             with without_syncs(), _switch.refuse_waits():
-                self._run(run_all, run_in_turn)
+                with compile_ahead() as skipped:
+                    self._run(run_all, run_in_turn)
+                if skipped:
+                    self._run(run_all, run_in_turn)
         if is_on_cuda:
             self._try_capture(with_passes=False)  # which also sends what passes need and a graph cannot
             if self._limited:
