@@ -1,10 +1,12 @@
 """The code of the documentation runs as it stands, page by page, and finds what the pages say."""
 
+import itertools
 import os
 import re
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -94,6 +96,33 @@ def test_the_page_on_loops_searches_and_continues_from_a_checkpoint(tmp_path, mo
         assert torch.equal(one, other)
     assert len(names["best"]) == 3
     assert isinstance(names["penalized"](names["model"], names["train"][0]), float)
+    assert names["done"] == 20
+
+
+@pytest.mark.parametrize("call", [*range(25, 29), 60])  # all candidates of the seventh step, and a later one
+@pytest.mark.parametrize("is_error", [True, False])
+def test_the_loop_of_the_page_on_loops_continues_bit_for_bit(tmp_path, monkeypatch, call, is_error):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    blocks = blocks_of("loop")
+    exec("\n".join([blocks[0], *(block for block in blocks if "def run_own_loop" in block)]), names)
+    calls = itertools.count(1)
+
+    def fail(model, batch):
+        if next(calls) == call:
+            if is_error:
+                raise ArithmeticError
+            signal.raise_signal(signal.SIGINT)
+        return names["loss_fn"](model, batch)
+
+    with pytest.raises(ArithmeticError) if is_error else nullcontext():
+        names["run_own_loop"]("stopped.pt", loss_fn=fail)
+    saved = torch.load("stopped.pt", weights_only=True)["done"]
+    assert saved == ((call - 1) // 4 // 5 * 5 if is_error else (call - 1) // 4 + 1)
+    model, done = names["run_own_loop"]("stopped.pt")
+    assert done == 20
+    for name, expected in names["model"].state_dict().items():
+        assert torch.equal(model.state_dict()[name], expected)
 
 
 def test_the_page_on_limits_stays_within_them_and_finds_a_front(tmp_path, monkeypatch):

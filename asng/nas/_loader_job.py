@@ -275,11 +275,6 @@ class LoaderJob(Job):
         self._valid_batches.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last complete step, except for what a later failed step did to the model.
-
-        If it failed in loading or training, the weights are as before. If in judging, they have moved, and move once
-        more when the step is repeated.
-        """
         return {
             "search": self._oneshot.state_dict(),
             "lr_scheduler": self._schedules.state_dict(),

@@ -1,14 +1,15 @@
 """The loop of all resumable jobs: searches and trainings, in steps and epochs, with checkpoints.
 
-A checkpoint is saved after every epoch, at Ctrl-C or SIGTERM, and after an error. Resuming is bit-exact: a step depends
-on its index, on the state that its job saves, and on the global RNG states, which the loop saves.
+A checkpoint is saved after every epoch, every few minutes, at Ctrl-C or SIGTERM, and after an error between two steps.
+Resuming is bit-exact: a step depends on its index, on the state that its job saves, and on the global RNG states, which
+the loop saves. A step that fails leaves weights, batch statistics or RNG states changed: they are not saved.
 """
 
 import math
 import random
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,6 +28,8 @@ from asng.nas._checkpoints import Checkpoint, short_reason
 
 CONTINUES = "continues"  # the first word of a job that was resumed
 STATUS_INTERVAL = 0.5  # seconds; reading a number makes the host wait for the GPU
+SAVE_INTERVAL = 300.0  # seconds: what an error in a step or a kill costs at most, unless saving takes long
+MAX_SAVE_SHARE = 0.01  # of the time that saves within epochs may take
 
 Number = float | Tensor
 
@@ -86,7 +89,7 @@ class Job(Protocol):
         return {}
 
     def generators(self) -> list[torch.Generator]:
-        """The job's own generators; their states are saved before each step, to repeat it if it fails."""
+        """The job's own generators, whose states are saved."""
         return []
 
     def state_dict(self) -> dict[str, Any]:
@@ -127,6 +130,7 @@ def run_job(
                     if is_interrupted:
                         loop.save()
                         raise KeyboardInterrupt(loop.how_to_continue())
+                    loop.save_if_due()
                 if not is_over:
                     record = loop.finish_epoch(progress)
                     (is_over,) = _distributed.any_rank([job.wants_stop(record)], job.device)
@@ -149,9 +153,10 @@ class _Loop:
         self._epoch = Epoch()
         self._index = 0  # of the next step
         self._steps_per_epoch = job.steps_per_epoch or 0  # if unknown, of the epoch before
-        self._rng_before_step: dict[str, Any] = {}  # to repeat a step that fails
+        self._is_in_step = False  # so that the state of the job is not one to continue from
         self._timed = self._shown = time.monotonic()
-        self._saved = 0  # the index when the state was saved
+        self._due = self._timed + SAVE_INTERVAL  # when to save again
+        self._saved, self._saved_position = 0, ""  # the index when the state was saved, and in words
 
     def start(self, checkpoint: Checkpoint, until_end: ExitStack) -> None:
         """Lock and load the checkpoint on rank 0; all processes continue from its state, or raise its error."""
@@ -179,13 +184,13 @@ class _Loop:
         """Do a step; False at the end of the epoch."""
         if self._epoch.steps == self._job.steps_per_epoch:  # resumed before it was finished
             return False
-        self._rng_before_step = torch_rng_states(self._job)
+        self._is_in_step = True
         measured = self._job.step(self._index)
-        if measured is None:
+        if measured is None:  # it asked for a batch in vain: in the step until the epoch is finished
             return False
         self._epoch.add(measured)
         self._index += 1
-        self._rng_before_step = {}
+        self._is_in_step = False
         is_last = self._epoch.steps == self._job.steps_per_epoch
         if is_last:
             self._epoch.to_floats()  # waits for the device, so that its time counts
@@ -211,6 +216,21 @@ class _Loop:
         """Record the epoch; returns the record."""
         epoch = self._epoch
         means = epoch.means()
+        self._check_finite(means)
+        fields = self._job.finish_epoch(epoch)
+        rest = {name: mean for name, mean in means.items() if name not in fields}
+        record = {self._unit: epoch.number, **rest, **fields, "seconds": epoch.seconds}
+        if self._checkpoint is not None and self._checkpoint.records is not None and _distributed.is_rank0():
+            self._checkpoint.records.append(record)
+        self.history.append(record)
+        self._steps_per_epoch = max(self._steps_per_epoch, epoch.steps)
+        self._epoch, self._is_in_step = Epoch(epoch.number + 1), False
+        progress(self._fraction(), format_record(record), line=True)
+        return record
+
+    def _check_finite(self, means: Mapping[str, float | None]) -> None:
+        """Raise NoFiniteLoss if the running epoch has none, or no finite score."""
+        epoch = self._epoch
         if means.get("score", 0.0) is None:
             raise NoFiniteLoss(f"all scores of {self._unit} {epoch.number} were NaN or infinite; check the judge")
         losses = [means[name] for name in ("train_loss", "valid_loss") if name in means]  # not a user's metrics
@@ -223,29 +243,38 @@ class _Loop:
                 where = f"{self._unit} {len(self.history)}, before these losses"
                 error.add_note(f"{self._checkpoint.path} is as it was after {where}")
             raise error
-        fields = self._job.finish_epoch(epoch)
-        rest = {name: mean for name, mean in means.items() if name not in fields}
-        record = {self._unit: epoch.number, **rest, **fields, "seconds": epoch.seconds}
-        if self._checkpoint is not None and self._checkpoint.records is not None and _distributed.is_rank0():
-            self._checkpoint.records.append(record)
-        self.history.append(record)
-        self._steps_per_epoch = max(self._steps_per_epoch, epoch.steps)
-        self._epoch, self._rng_before_step = Epoch(epoch.number + 1), {}
-        progress(self._fraction(), format_record(record), line=True)
-        return record
 
     def save(self) -> None:
+        start = time.monotonic()
         if self._checkpoint is not None and _distributed.is_rank0():
             self._checkpoint.save(self.state_dict())
-        self._timed, self._saved = time.monotonic(), self._index
+        self._timed, self._saved, self._saved_position = time.monotonic(), self._index, self._position()
+        self._due = self._timed + max(SAVE_INTERVAL, (self._timed - start) / MAX_SAVE_SHARE)
+
+    def save_if_due(self) -> None:
+        """Save between two steps of an epoch with finite losses, if the last time was minutes ago."""
+        if self._checkpoint is None or time.monotonic() < self._due or not _distributed.is_rank0():
+            return
+        means = self._epoch.means()  # waits for the device, so that its time counts
+        now = time.monotonic()
+        self._epoch.seconds, self._timed = self._epoch.seconds + now - self._timed, now
+        self._due = now + SAVE_INTERVAL
+        with suppress(NoFiniteLoss):
+            self._check_finite(means)
+            self.save()
 
     def save_after(self, error: BaseException) -> None:
-        """Save the state after an error, if it is a new one with finite losses, and say so in a note on the error."""
-        if self._checkpoint is None or self._index == self._saved or isinstance(error, NoFiniteLoss):
+        """Save the state after an error between steps, if it is a new one with finite losses, and say so in a note.
+
+        After an error in a step the last save stays, and the note says where it continues.
+        """
+        old = 0 if self._is_in_step else self._saved
+        if self._checkpoint is None or self._index == old or isinstance(error, NoFiniteLoss):
             return
         where = self.how_to_continue()
         try:
-            self.save()
+            if not self._is_in_step:
+                self.save()
         except Exception as another:  # such as a full disk; the first error is the one to show
             where = f"the state could not be saved ({short_reason(another)})"
         if _distributed.is_rank0():
@@ -255,6 +284,11 @@ class _Loop:
         where = f"stopped {self._position()}"
         if self._checkpoint is None:
             return f"{where}; nothing was saved, since no checkpoint was given"
+        if self._is_in_step and self._index != self._saved:
+            start = (
+                f"continues {self._saved_position}, saved in {self._checkpoint.path}" if self._saved else "starts over"
+            )
+            return f"{where}, in a step that failed: the same call {start}"
         return f"{where}; saved in {self._checkpoint.path}: the same call continues from there"
 
     def _position(self) -> str:
@@ -262,14 +296,14 @@ class _Loop:
         return f"in {self._unit} {min(epoch.number, self._epochs)} of {self._epochs} after step {epoch.steps}"
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last complete step, except for what a later failed step did to the job."""
+        """The state after the last step."""
         return {
             "history": self.history,
             "index": self._index,
             "steps": self._epoch.steps,
             "measured": self._epoch.to_floats(),
             "seconds": self._epoch.seconds,
-            "rng": rng_states(self._job) | self._rng_before_step,
+            "rng": rng_states(self._job),
             "job": self._job.state_dict(),
         }
 
@@ -288,24 +322,20 @@ class _Loop:
         self.history, self._index = state["history"], index
         measured = {name: list(map(float, values)) for name, values in state["measured"].items()}
         self._epoch = Epoch(len(self.history) + 1, steps, measured, float(state["seconds"]))
-        self._saved = self._index
+        self._saved, self._saved_position = self._index, self._position()
         set_rng_states(self._job, state["rng"])
 
 
 # RNG states of the process and of a job.
 
 
-def torch_rng_states(job: Job) -> dict[str, Any]:
-    """The states of torch's global generators and of the job's own, which are quick to save."""
-    state = {"torch": torch.get_rng_state(), "generators": [g.get_state() for g in job.generators()]}
-    return {**state, "cuda": torch.cuda.get_rng_state(job.device)} if job.device.type == "cuda" else state
-
-
 def rng_states(job: Job) -> dict[str, Any]:
     """The states of torch's, NumPy's and Python's global generators, and of the job's own."""
     numpys: Any = np.random.get_state()  # noqa: NPY002 - data sets draw from it
     numpy = [numpys[0], numpys[1].tolist(), *numpys[2:]]
-    return {**torch_rng_states(job), "python": random.getstate(), "numpy": numpy}
+    generators = [generator.get_state() for generator in job.generators()]
+    state = {"torch": torch.get_rng_state(), "generators": generators, "python": random.getstate(), "numpy": numpy}
+    return {**state, "cuda": torch.cuda.get_rng_state(job.device)} if job.device.type == "cuda" else state
 
 
 def set_rng_states(job: Job, state: Mapping[str, Any]) -> None:

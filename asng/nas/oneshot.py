@@ -395,7 +395,8 @@ class OneShot:
 
         Returns:
             All that later steps depend on, except torch's RNG state; `torch.load` reads it with `weights_only=True`.
-            After a step that failed it draws the same candidates again.
+            Take it between steps: one that failed, also by KeyboardInterrupt, may have moved the weights and the
+            running statistics. After it the same candidates are drawn again.
         """
         if self._captured is not None:
             self._captured.store()

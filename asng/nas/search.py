@@ -69,8 +69,9 @@ def search(
 
     Ctrl-C, SIGTERM and SIGHUP end it by KeyboardInterrupt after the running step; a second one does not wait for that.
 
-    With a `checkpoint` the state is saved after every epoch and at such an interrupt, and the same call continues from
-    there, also with more epochs; on the CPU it ends with the same bits as without a pause. For that the batches may
+    With a `checkpoint` the state is saved after every epoch, within longer ones every five minutes (less often where
+    that would take more than 1% of the time), and at such an interrupt. The same call continues from there, also with
+    more epochs; on the CPU it ends with the same bits as without a pause. For that the batches may
     depend on torch's, NumPy's and Python's global random numbers and on a loader's own generator, and
     on nothing else that changes, such as workers that persist. The order of `valid_loader` may depend on these
     only as they are when a pass over it begins, as in DataLoaders, since a pass is resumed without `train_loader`.
@@ -88,11 +89,9 @@ def search(
     to 0 in the epochs that are added, so that a search that was interrupted ends as one that was finished first. An
     lr_scheduler of your own goes on as it is.
 
-    An error in a step or in loading is raised after the state has been saved as it was after the last
-    complete step; a note on it says where. The step that failed is then repeated with the same
-    batches and candidates: bit for bit where it failed in loading or training the weights (running
-    statistics aside), and with weights that have moved already where it failed in judging. NumPy's
-    and Python's RNG states are not restored.
+    An error in a step or in loading leaves the last save as it is, since the step may have moved weights, running
+    statistics or RNG states already; a note on the error says where the same call continues. An error in the callback
+    is raised after a save.
 
     Args:
         model: Any module with decisions, on the device where it is trained; wrappers as in `OneShot`.

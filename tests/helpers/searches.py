@@ -128,7 +128,9 @@ def run_search(
     return search(model, train_loader, valid_loader, loss_fn, epochs=epochs, progress=progress, **settings)
 
 
-def small_search(checkpoint, *, epochs=6, own_generator=False, loss_fn=cross_entropy, seed=3, dropout=0.2, **settings):
+def small_search(
+    checkpoint, *, epochs=6, own_generator=False, loss_fn=cross_entropy, seed=3, dropout=0.2, norm=False, **settings
+):
     """A search with all that has a state: dropout, momentum, shuffling, an integer, a shorter valid."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -137,7 +139,7 @@ def small_search(checkpoint, *, epochs=6, own_generator=False, loss_fn=cross_ent
         DataLoader(TensorDataset(*data(n, seed)), batch_size=8, shuffle=True, generator=generator)
         for n, seed in ((40, 1), (18, 2))
     )
-    model = Net(dropout=dropout)
+    model = Net(dropout=dropout, norm=norm)
     settings = {"checkpoint": checkpoint, "progress": False, "seed": seed, **settings}
     found = search(model, train, valid, loss_fn, epochs=epochs, **settings)
     return outcome(model, found)

@@ -4,6 +4,7 @@
 import copy
 import itertools
 import math
+import random
 import signal
 import warnings
 
@@ -14,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from asng._files import previous_path
-from asng.nas import Limit, OneShot, Value, selected, space_of
+from asng.nas import Limit, OneShot, Value, _loop, selected, space_of
 from asng.nas import _checkpoints as checkpoints
 from asng.space import Categorical
 from tests.helpers.processes import crowd, exit_code_of, fail_together
@@ -216,50 +217,86 @@ def failing_at(call, kind=ArithmeticError):
     return loss
 
 
+def search_with_noise(checkpoint, loss_fn=cross_entropy, epochs=3, **settings):
+    """A search with all that a failed step may change: batch statistics, and every global generator."""
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+
+    def noisy(model, batch):
+        loss = loss_fn(model, batch)
+        return loss * (1 + 0.1 * random.random() + 0.1 * np.random.random())  # noqa: NPY002
+
+    return small_search(checkpoint, epochs=epochs, loss_fn=noisy, norm=True, **settings)
+
+
 @pytest.fixture(scope="module")
 def whole():
-    return {own: small_search(None, epochs=3, own_generator=own) for own in (False, True)}
+    return {own: search_with_noise(None, own_generator=own) for own in (False, True)}
+
+
+@pytest.fixture
+def saved_after_every_step(monkeypatch):
+    monkeypatch.setattr(_loop, "SAVE_INTERVAL", 0.0)
+    monkeypatch.setattr(_loop, "MAX_SAVE_SHARE", math.inf)
+
+
+either_half = pytest.mark.parametrize("call", [5, 6, 7, 8, 18, 31, 48, 58])  # two candidates are trained, two judged
 
 
 @pytest.mark.parametrize("own_generator", [False, True])
-@pytest.mark.parametrize("call", [5, 6, 18, 30, 58])  # the first and the second candidate that is trained
-def test_an_error_in_training_is_raised_after_a_save_and_the_step_repeated(tmp_path, whole, call, own_generator):
+@either_half
+def test_an_error_in_either_half_of_a_step_changes_nothing_in_what_continues(tmp_path, whole, call, own_generator):
     path = tmp_path / "checkpoint.pt"
     epoch, step = divmod((call - 1) // 4, 5)
     with pytest.raises(ArithmeticError) as caught:
-        small_search(path, epochs=3, own_generator=own_generator, loss_fn=failing_at(call))
+        search_with_noise(path, failing_at(call), own_generator=own_generator)
+    then = f"continues in epoch {epoch + 1} of 3 after step 0, saved in {path}" if epoch else "starts over"
     assert caught.value.__notes__[1:] == [
-        f"stopped in epoch {epoch + 1} of 3 after step {step}; saved in {path}: the same call continues from there"
+        f"stopped in epoch {epoch + 1} of 3 after step {step}, in a step that failed: the same call {then}"
     ]
-    assert same(small_search(path, epochs=3, own_generator=own_generator), whole[own_generator])
+    assert path.exists() == (epoch > 0)
+    assert same(search_with_noise(path, own_generator=own_generator), whole[own_generator])
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_an_exit_in_the_users_code_is_raised_after_a_save_too(tmp_path, whole, kind):
-    path = tmp_path / "checkpoint.pt"
-    with pytest.raises(kind) as caught:
-        small_search(path, epochs=3, loss_fn=failing_at(9, kind))
-    assert caught.value.__notes__ == [
-        f"stopped in epoch 1 of 3 after step 2; saved in {path}: the same call continues from there"
-    ]
-    assert same(small_search(path, epochs=3), whole[False])
-
-
-@pytest.mark.parametrize("call", [7, 8, 31])
-def test_a_step_that_failed_in_judging_repeats_its_candidates(tmp_path, call):
+@pytest.mark.usefixtures("saved_after_every_step")
+@either_half
+def test_saves_within_an_epoch_keep_all_steps_before_the_one_that_failed(tmp_path, whole, call):
     path, seen = tmp_path / "checkpoint.pt", []
 
     def watch(loss):
         return lambda model, batch: (seen.append((selected(model), batch[0].tolist())), loss(model, batch))[1]
 
-    with pytest.raises(ArithmeticError):
-        small_search(path, epochs=3, loss_fn=watch(failing_at(call)))
+    with pytest.raises(ArithmeticError) as caught:
+        search_with_noise(path, watch(failing_at(call)))
+    assert caught.value.__notes__[-1].endswith(f"saved in {path}: the same call continues from there")
     failed, step = seen[call - 1 - (call - 1) % 4 :], (call - 1) // 4
     seen.clear()
-    result = small_search(path, epochs=3, loss_fn=watch(cross_entropy))
+    assert same(search_with_noise(path, watch(cross_entropy)), whole[False])
     assert seen[: len(failed)] == failed
     assert len(seen) == 4 * (15 - step)
-    assert [record["epoch"] for record in result["history"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("call", [27, 46])
+def test_an_error_of_a_judge_trains_no_batch_twice(tmp_path, call):
+    def run(path, loss_fn=cross_entropy):
+        return search_with_noise(path, judge=lambda model, batch: loss_fn(model, batch).item(), epochs=5)
+
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(ArithmeticError):
+        run(path, failing_at(call))
+    assert same(run(path), run(None))
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_exit_in_the_users_code_leaves_the_last_save_too(tmp_path, whole, kind):
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(kind) as caught:
+        search_with_noise(path, failing_at(29, kind))
+    assert caught.value.__notes__ == [
+        "stopped in epoch 2 of 3 after step 2, in a step that failed: the same call continues in epoch 2 of 3 after "
+        f"step 0, saved in {path}"
+    ]
+    assert same(search_with_noise(path), whole[False])
 
 
 class Flaky(Dataset):
@@ -275,12 +312,14 @@ class Flaky(Dataset):
         if next(self._reads) == self._when:
             raise OSError("connection reset")
         x, y = data(40)
-        return x[index] + torch.rand(()), y[index]
+        return x[index] + torch.rand(()) + random.random() + np.random.random(), y[index]  # noqa: NPY002
 
 
 @pytest.mark.parametrize("read", [9, 70, 119])
 def test_an_error_in_loading_is_repeated_to_the_bit(tmp_path, read):
     def run(path, when=None):
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
         torch.manual_seed(1)
         model = Net()
         loader = DataLoader(Flaky(when), batch_size=8, shuffle=True)
@@ -289,7 +328,7 @@ def test_an_error_in_loading_is_repeated_to_the_bit(tmp_path, read):
     expected = run(None)
     with pytest.raises(OSError, match="connection reset") as caught:
         run(tmp_path / "c.pt", read)
-    assert "saved in" in caught.value.__notes__[-1]
+    assert "in a step that failed: the same call" in caught.value.__notes__[-1]
     assert same(run(tmp_path / "c.pt"), expected)
 
 
@@ -311,12 +350,13 @@ def test_an_error_right_after_a_save_keeps_what_was_saved(tmp_path):
         path.unlink()
 
 
-def test_an_error_of_the_schedule_keeps_the_steps_of_its_epoch(tmp_path):
+@pytest.mark.parametrize("interval", ["epoch", "step"])
+def test_an_error_of_the_schedule_leaves_the_last_save(tmp_path, interval):
     class Wrong(torch.optim.lr_scheduler.StepLR):
         wrong = True
 
         def step(self, epoch=None):
-            if self.last_epoch == 1 and self.wrong:
+            if self.last_epoch == {"epoch": 1, "step": 7}[interval] and self.wrong:
                 raise ArithmeticError("of the user's")
             super().step(epoch)
 
@@ -324,30 +364,26 @@ def test_an_error_of_the_schedule_keeps_the_steps_of_its_epoch(tmp_path):
         torch.manual_seed(0)
         model = Net()
         weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        lr_scheduler = Wrong(weight_optimizer, 1)
-        return outcome(
-            model,
-            run_search(model, weight_optimizer=weight_optimizer, lr_scheduler=lr_scheduler, checkpoint=path, epochs=3),
-        )
+        schedule = {"lr_scheduler": Wrong(weight_optimizer, 1, 0.9), "scheduler_interval": interval}
+        found = run_search(model, weight_optimizer=weight_optimizer, **schedule, checkpoint=path, epochs=3)
+        return outcome(model, found)
 
     with pytest.raises(ArithmeticError) as caught:
         run(tmp_path / "c.pt")
-    assert "stopped in epoch 2 of 3 after step 5; saved in" in caught.value.__notes__[-1]
+    assert "the same call continues in epoch 2 of 3 after step 0, saved in" in caught.value.__notes__[-1]
     Wrong.wrong = False
     assert same(run(tmp_path / "c.pt"), run(None))
 
 
 def test_a_state_that_cannot_be_saved_does_not_hide_the_error(tmp_path):
     path = tmp_path / "folder"
-    loss, calls = failing_at(9), itertools.count()
 
-    def block(model, batch):
-        if next(calls) == 0:
-            path.mkdir()
-        return loss(model, batch)
+    def callback(step):
+        path.mkdir()
+        raise ArithmeticError("of the user's")
 
     with pytest.raises(ArithmeticError, match="of the user's") as caught:
-        run_search(loss_fn=block, checkpoint=path)
+        run_search(callback=callback, checkpoint=path)
     assert caught.value.__notes__[-1].startswith("the state could not be saved (")
 
 
@@ -362,7 +398,7 @@ def test_memory_that_never_suffices_ends_a_search_that_can_be_continued(tmp_path
 
     with pytest.raises(RuntimeError, match="ran out of memory") as caught:
         run_search(loss_fn=loss, checkpoint=path, epochs=3)
-    assert "after step 1; saved in" in caught.value.__notes__[-1]  # steps that failed altogether are done, too
+    assert "continues in epoch 2 of 3 after step 0, saved in" in caught.value.__notes__[-1]
     assert len(run_search(checkpoint=path, epochs=3).history) == 3
 
 
@@ -373,7 +409,7 @@ def test_memory_that_never_suffices_is_named_also_where_epochs_are_short(tmp_pat
 
     with pytest.raises(RuntimeError, match="every candidate of 5 steps in a row ran out of memory") as caught:
         run_search(train_loader=batches(3, 1), loss_fn=loss, checkpoint=tmp_path / "checkpoint.pt", epochs=3)
-    assert "saved in" in caught.value.__notes__[-1]
+    assert "continues in epoch 2 of 3 after step 0, saved in" in caught.value.__notes__[-1]
 
 
 def test_errors_that_are_named_as_failures_cost_a_candidate():

@@ -126,6 +126,44 @@ def test_a_run_that_breaks_goes_on_from_its_last_step_and_ends_bit_equal(whole, 
     assert all(torch.equal(*pair) for pair in zip(weights_of(job), whole[1], strict=True))
 
 
+class Slow(Noisy):
+    """A step takes 100 seconds, and a save of its state `saving` more; `index` of each save."""
+
+    def __init__(self, saving, monkeypatch, loss=None):
+        super().__init__()
+        self.now, self.steps, self.saved, self.saving, self.fixed = 0.0, 0, [], saving, loss
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def step(self, number):
+        self.now, self.steps = self.now + 100, self.steps + 1
+        return super().step(number) if self.fixed is None else {"train_loss": self.fixed}
+
+    def state_dict(self):
+        self.now += self.saving
+        self.saved.append(self.steps)
+        return super().state_dict()
+
+
+@pytest.mark.parametrize(
+    ("saving", "saved"), [(0, [3, 5, 8, 10, 13, 15]), (2, [3, 5, 8, 10, 13, 15]), (10, [3, 5, 10, 15])]
+)
+def test_within_an_epoch_a_state_is_saved_every_five_minutes_and_seldom_if_that_takes_long(
+    whole, tmp_path, monkeypatch, saving, saved
+):
+    job = Slow(saving, monkeypatch)
+    records = run(job, tmp_path)
+    assert job.saved == saved
+    assert [record["seconds"] for record in records] == [100 * STEPS] * EPOCHS
+    assert without_times(records) == whole[0]
+
+
+def test_an_epoch_without_finite_losses_is_not_saved_within(tmp_path, monkeypatch):
+    job = Slow(0, monkeypatch, loss=math.nan)
+    with pytest.raises(ValueError, match="all losses of epoch 1 were NaN"):
+        run(job, tmp_path)
+    assert job.saved == []
+
+
 def test_a_line_of_metrics_without_its_checkpoint_is_written_again(whole, tmp_path):
     with pytest.raises(OSError, match="power"):
         run(Noisy(fail_at=STEPS + 1), tmp_path)
