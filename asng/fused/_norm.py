@@ -46,7 +46,7 @@ def batch_norm(x: Tensor, norm: nn.Module, *, add: Tensor | None = None, relu: b
 
     Args:
         x: (n, c, h, w); kernels take it channels last on CUDA.
-        norm: Any batch norm. One that is not fused, or has hooks, is called.
+        norm: Any batch norm. One of another class than `BatchNorm2d`, or with hooks, is called.
         add: Of the shape of `x`; None for no addition.
         relu: Whether to return the positive part.
 
@@ -57,7 +57,7 @@ def batch_norm(x: Tensor, norm: nn.Module, *, add: Tensor | None = None, relu: b
     >>> torch.equal(batch_norm(x, norm, add=y, relu=True), torch.relu(norm(x) + y))
     True
     """
-    if isinstance(norm, BatchNorm2d) and _fits(norm, x, add) and not have_hooks(norm):
+    if type(norm) is BatchNorm2d and _fits(norm, x, add) and not have_hooks(norm):
         return _run(norm, x, add, relu)
     y: Tensor = norm(x)
     y = y if add is None else y + add

@@ -134,6 +134,16 @@ def test_evaluation_uses_the_running_statistics():
     assert_close(got, run(reference.eval(), x.double(), x.double(), relu=True), torch.float32)
 
 
+def test_the_forward_of_a_subclass_is_called():
+    class Halved(fused.BatchNorm2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) / 2
+
+    x = channels_last((2, 16, 6, 6), torch.float32)
+    norm = Halved(16)
+    assert torch.equal(fused.batch_norm(x, norm, add=x), norm(x) + x)
+
+
 def test_hooks_of_a_layer_see_what_it_returns_before_the_addition():
     layer, _ = pair(16)
     x, outputs = channels_last((2, 16, 6, 6), torch.float32), []
