@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from gpu_measure import describe_gpu
 from torch import Tensor, nn
 
@@ -46,14 +45,12 @@ JOINED = 3  # maps; cells of the paper have one to five loose ends
 class NormAddReLU(nn.Module):
     """Batch norm, an addition and a ReLU, by torch or in one."""
 
-    def __init__(self, channels: int, one: bool) -> None:
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()
-        self.norm = fused.BatchNorm2d(channels) if one else nn.BatchNorm2d(channels)
-        self.one = one
+        self.norm = norm
 
     def forward(self, x: Tensor, add: Tensor) -> Tensor:
-        result: Tensor = self.norm(x, add, relu=True) if self.one else F.relu(self.norm(x) + add)
-        return result
+        return fused.batch_norm(x, self.norm, add=add, relu=True)
 
 
 class Join(nn.Module):
@@ -88,7 +85,7 @@ def layers(channels: int) -> Iterator[tuple[str, nn.Module, nn.Module, int]]:
         yield f"avg_pool stride {stride}", fused.AvgPool2d(3, stride, 1), AveragePool(stride), 1
         yield f"max_pool stride {stride}", fused.MaxPool2d(3, stride, 1), nn.MaxPool2d(3, stride, 1), 1
     yield "batch_norm", fused.BatchNorm2d(channels), nn.BatchNorm2d(channels), 1
-    yield "batch_norm add relu", NormAddReLU(channels, True), NormAddReLU(channels, False), 2
+    yield "batch_norm add relu", NormAddReLU(fused.BatchNorm2d(channels)), NormAddReLU(nn.BatchNorm2d(channels)), 2
     for name, outputs in (("pointwise", channels), ("pointwise to twice", 2 * channels)):
         if outputs <= MAX_OUTPUTS:
             torchs = pointwise(channels, outputs, affine=True)

@@ -24,6 +24,8 @@ def describe_estimate(estimate: Mapping[str, Any], seeds: int = 1) -> list[str]:
         lines.append(f"Search space: {estimate['variables']} variables, {size}")
     if "parameters" in estimate:
         lines.append(f"Parameters: {estimate['parameters']:,}")
+    if extra := estimate.get("training_only_parameters"):
+        lines[-1] += f", and {extra:,} of an auxiliary head, which only training uses and no limit counts"
     if "networks" in estimate:
         smallest, median, largest = (f"{estimate['networks'][name]:,}" for name in ("smallest", "median", "largest"))
         lines[-1] += " in all weights that are shared"

@@ -43,7 +43,9 @@ def estimate_search(task: Task, settings: SearchSettings, *, capture: bool = Fal
 def estimate_training(task: Task, settings: JobSettings, values: Values) -> Estimate:
     """Of a training from scratch on images."""
     job = TrainJob(task, settings, values)
-    return {"parameters": sum(p.numel() for p in job.model.parameters()), **_estimate_job(job, settings)}
+    trained = sum(p.numel() for p in job.model.parameters())
+    counted = task.summarize(settings, values, job.model).get("parameters", trained)  # as the run's summary counts
+    return {"parameters": counted, "training_only_parameters": trained - counted, **_estimate_job(job, settings)}
 
 
 def _estimate_job(job: SearchJob | TrainJob, settings: JobSettings) -> Estimate:

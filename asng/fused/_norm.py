@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asng.fused._dispatch import device_of, empty_rows, is_supported, power_of_two, row_of, to_rows
+from asng.fused._dispatch import device_of, empty_rows, have_hooks, is_supported, power_of_two, row_of, to_rows
 
 PROGRAM_CHANNELS = 32  # of a program
 MAX_SUMS = 4096  # that every program adds up: channels times chunks
@@ -18,8 +18,7 @@ MIN_TILE, MAX_TILE = 1024, 4096  # elements
 class BatchNorm2d(nn.BatchNorm2d):
     """`torch.nn.BatchNorm2d`, with its arguments; in training mode two kernels forward and two backward.
 
-    Called with `add`, it returns the sum of the normalized input and that tensor, and with `relu=True` the positive
-    part of the result, by the same kernels.
+    `batch_norm` runs it with an addition and a ReLU in the same kernels.
 
     Args:
         num_features: Channels of the input (n, channels, height, width).
@@ -32,28 +31,53 @@ class BatchNorm2d(nn.BatchNorm2d):
             function runs.
 
     >>> norm = BatchNorm2d(4)
-    >>> x = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last)
-    >>> torch.equal(norm(x, add=x, relu=True), torch.relu(norm(x) + x))
-    True
+    >>> norm(torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last)).shape
+    torch.Size([2, 4, 8, 8])
     """
 
-    def forward(self, x: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor:
-        if self._fits(x, add):
-            return _BatchNorm.apply(  # type: ignore[no-any-return, no-untyped-call]
-                x, add, self.weight, self.bias, *count_batch(self), self.momentum, self.eps, relu
-            )
-        y = super().forward(x)
-        y = y if add is None else y + add
-        return F.relu(y) if relu else y
+    def forward(self, x: Tensor) -> Tensor:
+        return _run(self, x) if _fits(self, x) else super().forward(x)
 
-    def _fits(self, x: Tensor, add: Tensor | None) -> bool:
-        return (
-            is_supported(x)
-            and has_kernels_for(self)
-            and (add is None or (add.dtype == x.dtype and add.shape == x.shape and is_supported(add)))
-            and x.shape[1] == self.num_features
-            and x.numel() > x.shape[1]
-        )
+
+def batch_norm(x: Tensor, norm: nn.Module, *, add: Tensor | None = None, relu: bool = False) -> Tensor:
+    """A batch norm, an addition and a ReLU: `relu(norm(x) + add)`, by the kernels of `BatchNorm2d` if it is one.
+
+    A function, so that a module that uses it also runs with torch's batch norm, which `extract` and `unfuse` put in.
+
+    Args:
+        x: (n, c, h, w); kernels take it channels last on CUDA.
+        norm: Any batch norm. One of another class than `BatchNorm2d`, or with hooks, is called.
+        add: Of the shape of `x`; None for no addition.
+        relu: Whether to return the positive part.
+
+    Returns:
+        The result, of the shape of `x`.
+
+    >>> norm, x, y = BatchNorm2d(4), torch.randn(2, 4, 8, 8), torch.randn(2, 4, 8, 8)
+    >>> torch.equal(batch_norm(x, norm, add=y, relu=True), torch.relu(norm(x) + y))
+    True
+    """
+    if type(norm) is BatchNorm2d and _fits(norm, x, add) and not have_hooks(norm):
+        return _run(norm, x, add, relu)
+    y: Tensor = norm(x)
+    y = y if add is None else y + add
+    return F.relu(y) if relu else y
+
+
+def _fits(norm: BatchNorm2d, x: Tensor, add: Tensor | None = None) -> bool:
+    return (
+        is_supported(x)
+        and has_kernels_for(norm)
+        and (add is None or (add.dtype == x.dtype and add.shape == x.shape and is_supported(add)))
+        and x.shape[1] == norm.num_features
+        and x.numel() > x.shape[1]
+    )
+
+
+def _run(norm: BatchNorm2d, x: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor:
+    return _BatchNorm.apply(  # type: ignore[no-any-return, no-untyped-call]
+        x, add, norm.weight, norm.bias, *count_batch(norm), norm.momentum, norm.eps, relu
+    )
 
 
 def has_kernels_for(norm: nn.BatchNorm2d) -> bool:

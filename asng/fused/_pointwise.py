@@ -16,27 +16,26 @@ MAX_MAPS = 5  # that the kernels read side by side
 
 
 class PointwiseConv2d(nn.Sequential):
-    """A 1x1 convolution and a batch norm: a `torch.nn.Sequential` of these layers.
+    """A 1x1 convolution and a batch norm, with a ReLU before them or without: a `torch.nn.Sequential` of these layers.
 
     In training mode two kernels run forward and three backward, or four with more than 64 channels of the output (with
-    many pixels one more each way). The layers hold the parameters and the state, as ever. Called with `relu=True`, it
-    reads the positive part of its input, by the same kernels.
+    many pixels one more each way), with or without the ReLU. The layers hold the parameters and the state, as ever.
 
     Args:
-        layers: `nn.Conv2d` of size 1 and `nn.BatchNorm2d`. Kernels are used without groups, strides and bias, and up
-            to 256 channels of the output; other layers, and layers with hooks, run one after another, as in a
-            `torch.nn.Sequential`.
+        layers: `nn.ReLU`, or none, `nn.Conv2d` of size 1 and `nn.BatchNorm2d`. Kernels are used without groups, strides
+            and bias, up to 256 channels of the output, and with a ReLU that leaves its input alone; other layers, and
+            layers with hooks, run one after another, as in a `torch.nn.Sequential`.
 
     >>> layer = PointwiseConv2d(nn.Conv2d(8, 4, 1, bias=False), nn.BatchNorm2d(4))
     >>> layer(torch.randn(2, 8, 5, 5).contiguous(memory_format=torch.channels_last)).shape
     torch.Size([2, 4, 5, 5])
     """
 
-    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         layers: Any = list(self)
-        if not is_pointwise(layers) or have_hooks(layers[0]):
-            return super().forward(F.relu(x) if relu else x)  # type: ignore[no-any-return, no-untyped-call]
-        return conv_norm(x, layers[0].weight, layers[1], relu=relu)
+        if not is_relu_pointwise(layers) or have_hooks(*layers[:-1]):
+            return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
+        return conv_norm(x, layers[-2].weight, layers[-1], relu=len(layers) == 3)
 
 
 def conv_norm(x: Tensor, weight: Tensor, norm: nn.BatchNorm2d, *, relu: bool = False) -> Tensor:
@@ -82,6 +81,13 @@ def _run(
     return PointwiseFunction.apply(  # type: ignore[no-any-return, no-untyped-call]
         *tensors, norm.momentum, norm.eps, dtype, save, Reading(relu, diagonal), *maps
     )
+
+
+def is_relu_pointwise(layers: Any) -> bool:
+    """Whether layers are a 1x1 convolution and its batch norm, after a ReLU that is not in place or none."""
+    first = layers[:-2]
+    has_relu = len(first) == 1 and type(first[0]) is nn.ReLU and not first[0].inplace  # others may read its input
+    return is_pointwise(layers[-2:]) and (has_relu or not first)
 
 
 def is_pointwise(layers: Any) -> bool:

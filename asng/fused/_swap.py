@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from asng.fused._norm import BatchNorm2d
-from asng.fused._pointwise import PointwiseConv2d, is_pointwise
+from asng.fused._pointwise import PointwiseConv2d, is_relu_pointwise
 from asng.fused._pool import AvgPool2d, MaxPool2d
 from asng.fused._separable import SeparableConv2d, is_separable
 
@@ -16,7 +16,7 @@ FUSED: dict[Any, Any] = {
     nn.MaxPool2d: MaxPool2d,
     nn.BatchNorm2d: BatchNorm2d,
 }
-SEQUENCES: dict[Any, Any] = {SeparableConv2d: is_separable, PointwiseConv2d: is_pointwise}
+SEQUENCES: dict[Any, Any] = {SeparableConv2d: is_separable, PointwiseConv2d: is_relu_pointwise}
 PLAIN = {ours: torchs for torchs, ours in FUSED.items()} | dict.fromkeys(SEQUENCES, nn.Sequential)
 
 

@@ -11,6 +11,7 @@ import requests
 
 from asng.experiments import _figures
 from asng.experiments.cifar10 import data, drawing
+from asng.experiments.cifar10.layers import auxiliary_head
 from asng.experiments.cifar10.space import SPACE, num_parameters, random_values, values_of
 from asng.nas.architecture import from_json, to_json
 from tests.helpers.commands import (
@@ -79,6 +80,16 @@ def test_a_dry_run_says_where_the_data_is_and_what_would_be_downloaded(verb, rel
         f"{data.RELEASE.url}); random images take its place here"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_of_a_retraining_counts_parameters_as_its_limit_and_names_the_auxiliary_head(release):
+    words = ["cifar10", "retrain", "--architecture", "random", *TINY, "--dry-run"]
+    estimate = json.loads(run(*words, "--json").out)
+    assert estimate["parameters"] == num_parameters(random_values(0), 2, 3)
+    head = sum(parameter.numel() for parameter in auxiliary_head(8, affine=True).parameters())
+    assert estimate["training_only_parameters"] == head
+    line = f"Parameters: {estimate['parameters']:,}, and {head:,} of an auxiliary head, which only training uses and"
+    assert f"{line} no limit counts" in run(*words).out.splitlines()
 
 
 def test_a_search_leaves_its_run_and_says_how_to_go_on(search_run):

@@ -17,12 +17,23 @@ SHAPES = [(2, 16, 8, 8), (1, 57, 7, 5), (3, 1, 5, 7), (1, 40, 1, 3), (5, 70, 9, 
 
 
 class Reference(nn.BatchNorm2d):
-    """What the fused layer computes, by torch's functions."""
+    """What the kernels compute, by torch's functions."""
 
     def forward(self, x: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor:
         y = super().forward(x)
         y = y if add is None else y + add
         return F.relu(y) if relu else y
+
+
+class NormAddReLU(nn.Module):
+    """A fused layer with an addition and a ReLU."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor:
+        return fused.batch_norm(x, self.norm, add=add, relu=relu)
 
 
 def pair(channels, **options):
@@ -44,7 +55,7 @@ def pair(channels, **options):
 def test_outputs_and_gradients_equal_torchs(inputs, relu, affine, shape, dtype):
     layer, reference = pair(shape[1], affine=affine)
     tensors = [channels_last(shape, dtype), channels_last(shape, dtype, seed=2)][:inputs]
-    got = run(layer, *tensors, relu=relu)
+    got = run(NormAddReLU(layer), *tensors, relu=relu)
     assert got.used == "_BatchNormBackward"
     assert_close(got, run(reference, *(x.double() for x in tensors), relu=relu), dtype)
     assert error(layer.running_mean, reference.running_mean) < 1e-6
@@ -57,7 +68,7 @@ def test_chunks_of_several_tiles_equal_torchs(monkeypatch):
     monkeypatch.setattr(_norm, "MAX_SUMS", 96)
     x, y = (channels_last((3, 40, 9, 7), torch.float32, seed) for seed in (2, 3))
     layer, reference = pair(40)
-    assert_close(run(layer, x, y), run(reference, x.double(), y.double()), torch.float32)
+    assert_close(run(NormAddReLU(layer), x, y), run(reference, x.double(), y.double()), torch.float32)
     assert error(layer.running_var, reference.running_var) < 1e-6
 
 
@@ -111,7 +122,7 @@ def test_scales_that_are_buffers_have_no_gradient():
 def test_what_the_kernels_do_not_take_goes_to_torch(x):
     layer, reference = pair(16)
     layer, reference = layer.to(x.dtype), reference.to(x.dtype)
-    got, expected = run(layer, x, x, relu=True), run(reference, x, x, relu=True)
+    got, expected = run(NormAddReLU(layer), x, x, relu=True), run(reference, x, x, relu=True)
     assert got.used == expected.used
     assert torch.equal(got.output, expected.output)
 
@@ -119,9 +130,26 @@ def test_what_the_kernels_do_not_take_goes_to_torch(x):
 def test_evaluation_uses_the_running_statistics():
     x = channels_last((2, 16, 6, 6), torch.float32)
     layer, reference = pair(16)
-    assert_close(
-        run(layer.eval(), x, x, relu=True), run(reference.eval(), x.double(), x.double(), relu=True), torch.float32
-    )
+    got = run(NormAddReLU(layer.eval()), x, x, relu=True)
+    assert_close(got, run(reference.eval(), x.double(), x.double(), relu=True), torch.float32)
+
+
+def test_the_forward_of_a_subclass_is_called():
+    class Halved(fused.BatchNorm2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) / 2
+
+    x = channels_last((2, 16, 6, 6), torch.float32)
+    norm = Halved(16)
+    assert torch.equal(fused.batch_norm(x, norm, add=x), norm(x) + x)
+
+
+def test_hooks_of_a_layer_see_what_it_returns_before_the_addition():
+    layer, _ = pair(16)
+    x, outputs = channels_last((2, 16, 6, 6), torch.float32), []
+    layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    got = fused.batch_norm(x, layer, add=x, relu=True)
+    assert torch.equal(got, F.relu(outputs[0] + x))
 
 
 def test_a_single_value_per_channel_is_refused_as_in_torch():

@@ -40,13 +40,22 @@ def test_outputs_and_gradients_equal_torchs(shape, outputs, one_pass, monkeypatc
 
 @pytest.mark.parametrize("one_pass", [64, 0])
 @pytest.mark.parametrize("shape", [(2, 16, 8, 8), (1, 42, 7, 5)])
-def test_inputs_are_rectified_on_demand(shape, one_pass, monkeypatch):
+def test_inputs_are_rectified_after_a_relu(shape, one_pass, monkeypatch):
     monkeypatch.setattr(_pointwise_function, "ONE_PASS_CHANNELS", one_pass)
-    layer, reference = pair(shape[1], 24)
+    layer, reference = (nn.Sequential(nn.ReLU(), *layers) for layers in pair(shape[1], 24))
     x = channels_last(shape, torch.float32)
-    got = run(layer, x, relu=True)
+    got = run(fused.fuse(layer), x)
     assert got.used == "PointwiseFunctionBackward"
-    assert_close(got, run(nn.Sequential(nn.ReLU(), *reference), x.double()), torch.float32)
+    assert_close(got, run(reference, x.double()), torch.float32)
+
+
+def test_a_relu_in_place_writes_into_its_input_as_in_torch():
+    layer, _ = pair(16, 8)
+    layers = fused.fuse(nn.Sequential(nn.ReLU(inplace=True), *layer))
+    assert type(layers) is nn.Sequential
+    x = channels_last((2, 16, 6, 6), torch.float32)
+    fused.PointwiseConv2d(*layers)(x)
+    assert x.min() == 0
 
 
 # Half precision is float16 here: of bfloat16, Triton's interpreter multiplies matrices of the bits, as integers.
@@ -124,4 +133,12 @@ def test_other_layers_run_one_after_another(change):
     got = run(layer, x)
     assert got.used == expected.used
     assert torch.equal(got.output, expected.output)
-    assert torch.equal(layer(x, relu=True), nn.Sequential(nn.ReLU(), *layer)(x))
+    rectified = nn.ReLU(), *layer
+    assert torch.equal(fused.PointwiseConv2d(*rectified)(x), nn.Sequential(*rectified)(x))
+
+
+def test_a_hook_of_the_relu_is_called():
+    layer = fused.PointwiseConv2d(nn.ReLU(), *pair(8, 8)[0])
+    layer[0].register_forward_hook(lambda relu, inputs, output: torch.zeros_like(output))
+    x = channels_last((2, 8, 6, 6), torch.float32)
+    assert torch.equal(layer(x), nn.Sequential(*layer)(torch.zeros_like(x)))

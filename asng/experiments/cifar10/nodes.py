@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from asng import fused
 from asng.experiments.cifar10.layers import FactorizedReduce, concatenate
-from asng.fused._pointwise import join_maps
+from asng.fused._dispatch import have_hooks
+from asng.fused._pointwise import conv_norm, join_maps
 
 STREAMS = 8  # on which paths of a cell run side by side
 FanOut = Callable[[Tensor, int], Iterable[Tensor]]  # a tensor for a number of users
@@ -31,8 +32,10 @@ def enter(
         entry, x = entries[source], cast(Tensor, inputs[source])
         if not is_fused(norm):
             entered[source] = entry(x)
-        elif isinstance(entry, FactorizedReduce | fused.PointwiseConv2d):
+        elif isinstance(entry, FactorizedReduce):
             entered[source] = entry(x, relu=True)
+        elif isinstance(entry, fused.PointwiseConv2d) and not have_hooks(entry, entry[0]):
+            entered[source] = conv_norm(x, entry[0].weight, entry[1], relu=True)  # type: ignore[arg-type]
         else:
             entered[source] = entry(F.relu(x))
     return entered
