@@ -25,7 +25,7 @@ def describe_estimate(estimate: Mapping[str, Any], seeds: int = 1) -> list[str]:
     if "parameters" in estimate:
         lines.append(f"Parameters: {estimate['parameters']:,}")
     if extra := estimate.get("training_only_parameters"):
-        lines[-1] += f", and {extra:,} of an auxiliary head, which only training uses and no limit counts"
+        lines[-1] += f", and {extra:,} that only training uses, such as an auxiliary head, and no limit counts"
     if "networks" in estimate:
         smallest, median, largest = (f"{estimate['networks'][name]:,}" for name in ("smallest", "median", "largest"))
         lines[-1] += " in all weights that are shared"

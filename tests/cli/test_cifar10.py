@@ -88,7 +88,9 @@ def test_a_dry_run_of_a_retraining_counts_parameters_as_its_limit_and_names_the_
     assert estimate["parameters"] == num_parameters(random_values(0), 2, 3)
     head = sum(parameter.numel() for parameter in auxiliary_head(8, affine=True).parameters())
     assert estimate["training_only_parameters"] == head
-    line = f"Parameters: {estimate['parameters']:,}, and {head:,} of an auxiliary head, which only training uses and"
+    line = (
+        f"Parameters: {estimate['parameters']:,}, and {head:,} that only training uses, such as an auxiliary head, and"
+    )
     assert f"{line} no limit counts" in run(*words).out.splitlines()
 
 
