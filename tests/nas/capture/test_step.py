@@ -9,7 +9,7 @@ import random
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -348,6 +348,22 @@ def loss_of_mixture(model, batch):
     return cross_entropy(model, mix(batch))
 
 
+def loss_of_own_mixture(model, batch, *, generator=np.random.default_rng(0)):  # noqa: B008
+    return cross_entropy(model, batch) * generator.uniform()
+
+
+def loss_of_some_mixtures(model, batch):
+    return cross_entropy(model, batch) * max([NUMPYS.uniform() for _ in range(3)])
+
+
+AUGMENTATION: Any = ModuleType("augmentation")  # of a user
+exec("import random\ngenerator = random.Random(0)\ndef draw(): return generator.random()", vars(AUGMENTATION))
+
+
+def loss_of_another_module(model, batch):
+    return cross_entropy(model, batch) * AUGMENTATION.draw()
+
+
 class Jitters(nn.Module):
     def __init__(self):
         super().__init__()
@@ -368,15 +384,27 @@ class Loss:
         return self.generator.rand()
 
 
+class LossInTurn:
+    def __init__(self):
+        self.parts = {"factors": [Loss(), Loss()]}
+
+    def __call__(self, model, batch):
+        return self.parts["factors"][1](model, batch)
+
+
 @pytest.mark.parametrize("judged", [False, True])
 @pytest.mark.parametrize(
     ("option", "function", "generator", "name"),
     [
         (nn.Tanh(), loss_of_mixture, lambda model, function: NUMPYS, "Generator"),
+        (nn.Tanh(), loss_of_own_mixture, lambda model, function: function.__kwdefaults__["generator"], "Generator"),
+        (nn.Tanh(), loss_of_some_mixtures, lambda model, function: NUMPYS, "Generator"),
+        (nn.Tanh(), loss_of_another_module, lambda model, function: AUGMENTATION.generator, "Random"),
         (nn.Tanh(), Loss(), lambda model, function: function.generator, "RandomState"),
+        (nn.Tanh(), LossInTurn(), lambda model, function: function.parts["factors"][1].generator, "RandomState"),
         (Jitters(), cross_entropy, lambda model, function: model.last.options[1].generator, "Random"),
     ],
-    ids=["global", "object", "option"],
+    ids=["global", "default", "comprehension", "module", "object", "list", "option"],
 )
 @pytest.mark.usefixtures("graphless")
 def test_generators_of_the_host_are_refused_and_left_alone(option, function, generator, name, judged):
@@ -391,6 +419,13 @@ def test_generators_of_the_host_are_refused_and_left_alone(option, function, gen
     assert pickle.dumps(generator(model, function)) == before
     with pytest.warns(UserWarning, match=reason):
         search.step(*batches(2))
+
+
+def test_long_lists_are_not_searched_for_generators():
+    class Reads:
+        numbers: list[Any] = [random.Random(0)] * 10_000
+
+    assert len(host_generators(torch.device("cpu"), [Reads()])) == 2
 
 
 def repeat_draw(draw):
