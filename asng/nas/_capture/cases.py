@@ -180,6 +180,10 @@ class StaticBatch:
         leaves, spec = pytree.tree_flatten(batch)
         return bool(spec == self._spec) and all(map(_are_alike, leaves, self._leaves))
 
+    def versions(self) -> list[int]:
+        """Numbers by which writes into the batch show."""
+        return [leaf._version for leaf in pytree.tree_leaves(self.batch) if isinstance(leaf, Tensor)]
+
     def find_change(self, batch: Any) -> str | None:
         leaves, spec = pytree.tree_flatten(batch)
         different = [pair for pair in zip(leaves, self._leaves, strict=False) if not _are_alike(*pair)]

@@ -373,11 +373,16 @@ class Iteration:
             self._consumers = trace.consumers
         groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
         effects = RefuseEffects(self._supernet.model.parameters()) if trace.discovers else nullcontext()
+        batch, name = self._batches[kind], "the loss" if kind == "train" else "the judge"
+        versions = batch.versions()
         with trace.run(), self._autocast(), groups, effects:
-            returned = self._functions[kind](self._supernet.model, self._batches[kind].batch)
+            returned = self._functions[kind](self._supernet.model, batch.batch)
         trace.check_watched()
+        if batch.versions() != versions:
+            raise Refused(
+                f"the model or {name} writes into a batch, which all candidates share; write into a copy of it"
+            )
         if not isinstance(split_metrics(returned)[0], Tensor):
-            name = "the loss" if kind == "train" else "the judge"
             raise Refused(f"{name} returns a number of Python, which a graph would not compute again; return a tensor")
         outcome = to_outcome(returned)
         self._write(kind, row, outcome.detach())

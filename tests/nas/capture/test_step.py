@@ -304,6 +304,20 @@ def test_inference_mode_is_refused_where_it_hides_writes():
     prepare(nn.Sigmoid())
 
 
+def normalizing_loss(model, batch):
+    x = batch[0].to(model.head.weight.device).mul_(0.5)  # a copy for each candidate, if the batch is elsewhere
+    return cross_entropy(model, (x, batch[1]))
+
+
+@pytest.mark.parametrize("settings", [{"loss_fn": normalizing_loss}, {"judge": normalizing_loss}])
+def test_writes_into_a_batch_are_refused(settings):
+    batch = batches(1)[0]
+    before = batch[0].clone()
+    with pytest.raises(Refused, match=r"^the model or the (loss|judge) writes into a batch, which all candidates share"):
+        iteration(oneshot(Choosy()), batch, **settings)
+    assert torch.equal(batch[0], before)
+
+
 class GivesPair(nn.Module):
     def __init__(self, linear):
         super().__init__()
