@@ -40,7 +40,7 @@ class Weights:
         if key not in self._addresses:
             gradients = {**self.gradients, **{id(leaf): self.gradients[of] for of, leaf in self.leaves.items()}}
             rows = [[parameter.data_ptr(), gradients[id(parameter)].data_ptr()] for parameter in parameters]
-            self._addresses[key] = torch.tensor(rows).to(device, non_blocking=True)
+            self._addresses[key] = torch.tensor(rows, device="cpu").to(device, non_blocking=True)
         return self._addresses[key]
 
     def substitute_into(self, model: nn.Module) -> AbstractContextManager[None]:

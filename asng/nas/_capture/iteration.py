@@ -313,13 +313,13 @@ class Iteration:
         self, train: Sequence[Values], train_batch: Any, valid: Sequence[Values], valid_batch: Any
     ) -> tuple[list[Numbers], list[Numbers]]:
         """The numbers of the training and of the judging passes, of as many candidates as there are."""
-        lrs = torch.tensor(self.update.lrs, dtype=torch.float64)
+        lrs = torch.tensor(self.update.lrs, dtype=torch.float64, device="cpu")
         numbers = [int(at >= len(half)) for half in (train, valid) for at in range(self._n)]
         numbers.append(len(train))
         for half in (train, valid):
             numbers += [number for values in half for number in self._columns.encode(values)]
             numbers += [0] * ((self._n - len(half)) * len(self._columns))
-        torch.cat([lrs.view(torch.int32), torch.tensor(numbers, dtype=torch.int32)], out=self._sent)
+        torch.cat([lrs.view(torch.int32), torch.tensor(numbers, dtype=torch.int32, device="cpu")], out=self._sent)
         self._inputs.copy_(self._sent, non_blocking=True)
         self._batches["train"].copy_(train_batch)
         self._batches["valid"].copy_(valid_batch)

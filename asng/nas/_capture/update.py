@@ -53,8 +53,8 @@ class FlatGroup:
         self.gradient = self.rows[0] if low_dtype is None else like.new_zeros(size)  # their clipped sum
         self.gradient_views = self.views(self.gradient)
         self.touched = torch.zeros(len(parameters), dtype=torch.bool, device=like.device)
-        lines = torch.tensor(self._sizes) // LINE
-        owners = torch.repeat_interleave(torch.arange(len(lines), dtype=torch.int32), lines)
+        lines = torch.tensor(self._sizes, device="cpu") // LINE
+        owners = torch.repeat_interleave(torch.arange(len(lines), dtype=torch.int32, device="cpu"), lines)
         self.owners = owners.to(like.device, non_blocking=True)  # the parameter of each `LINE` numbers
 
     @property
@@ -407,7 +407,8 @@ class WeightUpdate:
         """Take over which weights are touched, and their state."""
         for flat, rule in zip(self.groups, self._rules, strict=True):
             flat.gradient.zero_()
-            flat.touched.copy_(torch.tensor([parameter.grad is not None for parameter in flat.parameters]))
+            touched = [parameter.grad is not None for parameter in flat.parameters]
+            flat.touched.copy_(torch.tensor(touched, device="cpu"))
             for index, parameter in enumerate(flat.parameters):
                 given = self._optimizer.state.get(parameter, {}) if parameter.grad is not None else {}
                 for name, tensor in rule.state_of(index).items():
@@ -416,6 +417,8 @@ class WeightUpdate:
                     elif old is not tensor:
                         tensor.copy_(old)
         self.store()  # which frees what was taken over
+        optimizer: Any = self._optimizer
+        optimizer._opt_called = True  # as its step() does, for schedulers, which else warn of theirs
 
     def store(self) -> None:
         """Leave gradients and states where torch's optimizer would."""

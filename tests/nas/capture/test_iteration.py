@@ -334,6 +334,26 @@ def test_a_learning_rate_may_be_a_tensor():
     torch.testing.assert_close([*twin.parameters()], [*model.parameters()], rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("graphless")
+@pytest.mark.filterwarnings("error")
+def test_a_schedule_after_captured_steps_does_not_miss_the_step_of_the_optimizer():
+    search = oneshot(Choosy(), capture=True)
+    schedule = torch.optim.lr_scheduler.StepLR(search.weight_optimizer, 1)
+    for train, valid in pairs(3):
+        search.step(train, valid)
+        schedule.step()
+
+
+@pytest.mark.usefixtures("graphless")
+def test_steps_do_not_depend_on_the_default_device():
+    model = Choosy()
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+    for train, valid in pairs(3):
+        expected = plain.step(train, valid)
+        with torch.device("meta"):  # as that of a GPU
+            assert captured.step(train, valid) == expected
+
+
 def test_a_dry_run_leaves_weights_buffers_selection_and_rng_alone():
     model = Net(norm=True)
     select(model, {"first": 1, "depth": 2})
