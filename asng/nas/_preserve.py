@@ -35,7 +35,7 @@ def snapshot(modules: Iterable[nn.Module]) -> Iterator[list[Change]]:
             _tensors((m, getattr(m, held)) for m, *_ in saved) for held in ("_parameters", "_buffers")
         )
         tensors = [(m, t, t.requires_grad, location_of(t), t.detach()) for t, m in (*parameters, *buffers)]
-        restore_numbers = _copy_numbers([buffer for buffer, _ in buffers if _can_be_written(buffer)])
+        restore_numbers = _copy_numbers([buffer for buffer, _ in buffers if can_be_written(buffer)])
     gradients = [(parameter, parameter.grad) for parameter, _ in parameters]
     for parameter, _ in gradients:
         parameter.grad = None
@@ -228,7 +228,7 @@ def _addresses(tensor: Tensor) -> range:
     return range(tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size())
 
 
-def _can_be_written(tensor: Tensor) -> bool:
+def can_be_written(tensor: Tensor) -> bool:
     """False for sparse tensors, tensors of inference mode, and expanded ones, whose entries share memory."""
     if tensor.layout is not torch.strided or tensor.is_inference():
         return False

@@ -17,27 +17,26 @@ LIBRARIES = ("torch", "numpy", "asng", "builtins")
 Generators = list[tuple[str, Any]]  # with what they are called
 
 
-def host_generators(device: torch.device, users: Iterable[Any] = ()) -> Generators:
-    """The generators that replays on a device do not advance: global ones, and those that users hold."""
+def host_generators(device: torch.device, held: Iterable[Any] = ()) -> Generators:
+    """The generators that replays on a device do not advance: global ones, and those among what users hold."""
     functions: Any = random.getstate, np.random.get_state
     found = [("Python's random", functions[0].__self__), ("NumPy's random", functions[1].__self__)]
     if device.type != "cpu":
         found.append(("torch's generator of the CPU", torch.default_generator))
-    return found + [(f"a {type(own).__name__} of its own", own) for own in _find_generators(users)]
+    kinds = (np.random.Generator, np.random.RandomState)
+    own = [thing for thing in held if isinstance(thing, kinds) or type(thing) is random.Random]
+    return found + [(f"a {type(generator).__name__} of its own", generator) for generator in own]
 
 
-def _find_generators(users: Iterable[Any]) -> list[Any]:
+def find_held(users: Iterable[Any]) -> list[Any]:
     """What functions, modules, and lists or dicts of them hold, and functions that these call by name."""
-    found: list[Any] = []
-    seen: set[int] = set()
+    found: dict[int, Any] = {}
     current = list(users)
     for _ in range(MAX_DEPTH):
-        new = list({id(thing): thing for thing in current if id(thing) not in seen}.values())
-        seen.update(map(id, new))
-        found += [thing for thing in new if isinstance(thing, (np.random.Generator, np.random.RandomState))]
-        found += [thing for thing in new if type(thing) is random.Random]
-        current = [held for thing in new for held in _held_by(thing)]
-    return found
+        new = {id(thing): thing for thing in current if id(thing) not in found}
+        found |= new
+        current = [held for thing in new.values() for held in _held_by(thing)]
+    return list(found.values())
 
 
 def _held_by(thing: Any) -> Iterator[Any]:

@@ -9,6 +9,8 @@ those that have none.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import chain
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,11 +20,11 @@ from asng.fused._compile import compile_ahead
 from asng.nas._candidates import Judge, LossFn, Numbers, Outcome, split_metrics, to_outcome
 from asng.nas._capture import host_rng, masked
 from asng.nas._capture import switch as _switch
-from asng.nas._capture.branch import RefuseEffects, SplitGroups, Weights
+from asng.nas._capture.branch import RecordReads, RefuseEffects, SplitGroups, Weights
 from asng.nas._capture.cases import Case, Columns, Refused, StaticBatch, Unswitchable, first_line, running_modules
 from asng.nas._capture.trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._capture.update import WeightUpdate
-from asng.nas._preserve import location_of
+from asng.nas._preserve import can_be_written, location_of
 from asng.nas.layers import ElasticLayer
 from asng.nas.supernet import Supernet, Values
 
@@ -82,17 +84,21 @@ class Iteration:
             "train": StaticBatch(train_batch, self._device),
             "valid": StaticBatch(valid_batch, self._device),
         }
-        self._buffers = [
-            (module, name, buffer, None if buffer is None else location_of(buffer))
-            for module in self._supernet.paths
-            for name, buffer in module._buffers.items()
-        ]
         self._is_training = self._supernet.model.training
         users = [*self._functions.values(), *self._supernet.paths]
-        self._generators = host_rng.host_generators(self._device, users)
+        held = host_rng.find_held(users)
+        self._generators = host_rng.host_generators(self._device, held)
+        without_attributes = (type, ModuleType)
+        self._holders = [t for t in held if hasattr(t, "__dict__") and not isinstance(t, without_attributes)]
+        others = [thing for thing in held if isinstance(thing, nn.Module) and thing not in self._supernet.paths]
+        self._buffers = [
+            (module, name, buffer, None if buffer is None else location_of(buffer))
+            for module in dict.fromkeys([*self._supernet.paths, *chain(*(other.modules() for other in others))])
+            for name, buffer in module._buffers.items()
+        ]
         is_on_cuda = self._device.type == "cuda"
         without_syncs = _switch.refuse_synchronization if is_on_cuda else nullcontext
-        with self._preserve():
+        with self._preserve(), self._put_back_if_refused():
             with without_syncs(), compile_ahead():
                 self._find_switches()
             if self._masked:
@@ -101,7 +107,7 @@ class Iteration:
                 self.update.keep_low(self._amp_dtype, self._only_cast())
             self._allocate(len(self._columns))
             # Once with these copies: libraries load kernels at their first use, or choose them by times.
-            with without_syncs(), _switch.refuse_waits():
+            with without_syncs(), _switch.refuse_waits(), self._refuse_replacements():
                 with compile_ahead() as skipped:
                     self._run(run_all, run_in_turn)
                 if skipped:
@@ -110,6 +116,8 @@ class Iteration:
             self._try_capture(with_passes=False)  # which also sends what passes need and a graph cannot
             if self._limited:
                 self._try_capture(with_passes=True)
+        # A graph reads their memory also after others have taken their place, as by batches of another shape.
+        self._held = [thing.detach() for thing in host_rng.find_held(users) if isinstance(thing, Tensor)]
 
     def _find_switches(self) -> None:
         """Find the switches; where there are too many cases, with masks for the sizes of elastic layers."""
@@ -240,8 +248,35 @@ class Iteration:
                 raise Refused("the loss calls backward(); let it return the sum of what it calls that of")
         for module, name, buffer, location in self._buffers:
             if module._buffers[name] is not buffer or (buffer is not None and location_of(buffer) != location):
-                path = self._supernet.paths[module] or "the model"
+                path = self._supernet.paths.get(module, type(module).__name__) or "the model"
                 raise Refused(f"{path} replaces its buffer {name!r}; write into it, such as by {name}.copy_(...)")
+
+    @contextmanager
+    def _refuse_replacements(self) -> Iterator[None]:
+        """Refuse passes that read a tensor and put another one in its place: a graph would read the first one again."""
+        before = self._attributes()
+        with RecordReads() as reads:
+            yield
+        for thing, name, tensor in before:
+            if vars(thing).get(name) is not tensor and tensor in reads:
+                path = self._supernet.paths.get(thing, type(thing).__name__) or "the model"
+                raise Refused(f"{path} replaces its tensor {name!r}; write into it, such as by {name}.copy_(...)")
+
+    @contextmanager
+    def _put_back_if_refused(self) -> Iterator[None]:
+        """Leave tensors of the model and the loss to plain steps as they were; a graph reads what passes keep."""
+        before = self._attributes()
+        try:
+            yield
+        except BaseException:
+            for thing, name, tensor in before:
+                vars(thing)[name] = tensor
+            raise
+
+    def _attributes(self) -> list[tuple[Any, str, Tensor]]:
+        """The tensors that are attributes of modules, of the loss and of what these hold, but no buffers."""
+        held = ((thing, name, value) for thing in self._holders for name, value in vars(thing).items())
+        return [(thing, name, value) for thing, name, value in held if isinstance(value, Tensor)]
 
     def _only_cast(self) -> set[int]:
         """The weights of which mixed precision uses nothing but copies in lower precision."""
@@ -270,7 +305,8 @@ class Iteration:
         """Restore parameters, their gradients, buffers, momentum and RNG state on exit."""
         model = self._supernet.model
         self._host_rng = host_rng.snapshot(self._generators)
-        kept = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *self.update.tensors())}
+        buffers = [buffer for _, _, buffer, _ in self._buffers if buffer is not None and can_be_written(buffer)]
+        kept = {id(tensor): tensor for tensor in (*model.parameters(), *buffers, *self.update.tensors())}
         before = [tensor.detach().clone() for tensor in kept.values()]
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
         for parameter, _ in gradients:

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import parametrize
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
@@ -26,7 +27,7 @@ from asng.nas import OneOf, OneShot, Value
 from asng.nas._capture import step as _capture
 from asng.nas._capture import trace
 from asng.nas._capture.cases import Refused
-from asng.nas._capture.host_rng import host_generators, snapshot
+from asng.nas._capture.host_rng import find_held, host_generators, snapshot
 from asng.nas._capture.switch import (
     MIN_CUDA,
     MIN_TORCH,
@@ -114,6 +115,79 @@ class Moves(nn.Module):
 def test_new_memory_of_a_buffer_is_refused(mean):
     with pytest.raises(Refused, match=r"^0 replaces its buffer 'mean'; write into it"):
         iteration(oneshot(nn.Sequential(Moves(mean), OneOf("op", [nn.Tanh(), nn.Linear(3, 3)]))), batches(1)[0])
+
+
+class Centers(nn.Module):
+    """A loss with a mean of its own, which every pass moves."""
+
+    def __init__(self, move, *, registered):
+        super().__init__()
+        self.move, self.mean = move, torch.zeros(3)
+        if registered:
+            del self.mean
+            self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, model, batch):
+        scores = model(batch[0])
+        self.move(self, 0.9 * self.mean + 0.1 * scores.detach().mean(0))
+        return nn.functional.cross_entropy(scores - self.mean, batch[1])
+
+
+def replace_mean(loss, mean):
+    loss.mean = mean
+
+
+@pytest.mark.usefixtures("graphless")
+@pytest.mark.parametrize(("registered", "name"), [(True, "buffer"), (False, "tensor")])
+def test_a_state_that_the_loss_replaces_runs_as_usual(registered, name):
+    model = Choosy()
+    losses = [Centers(replace_mean, registered=registered) for _ in range(2)]
+    plain, captured = oneshot(model, loss_fn=losses[0]), oneshot(copy.deepcopy(model), loss_fn=losses[1], capture=True)
+    data = pairs(3)
+    with pytest.warns(UserWarning, match=f"usual: Centers replaces its {name} 'mean'; write into it"):
+        got = [captured.step(*pair) for pair in data]
+    assert got == [plain.step(*pair) for pair in data]
+
+
+@pytest.mark.usefixtures("graphless")
+def test_a_dry_run_leaves_the_buffers_of_the_loss_alone():
+    model = Choosy()
+    losses = [Centers(lambda loss, mean: loss.mean.copy_(mean), registered=True) for _ in range(2)]
+    plain, captured = oneshot(model, loss_fn=losses[0]), oneshot(copy.deepcopy(model), loss_fn=losses[1], capture=True)
+    for train, valid in pairs(3):
+        assert captured.step(train, valid) == plain.step(train, valid)
+    assert captured.capture_cost
+
+
+class Positions(nn.Module):
+    """Keeps numbers for batches of one size, and what it gave last."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.numbers, self.last = torch.zeros(0, 1), torch.zeros(())
+
+    def forward(self, x):
+        if self.numbers.shape[0] != len(x):  # reads none of them
+            self.numbers = torch.linspace(0, 1, len(x))[:, None]
+        self.last = self.linear(x + self.numbers)
+        return self.last
+
+
+@pytest.mark.usefixtures("graphless")
+def test_what_a_graph_reads_is_kept_when_the_model_replaces_it():
+    positions = Positions()
+    model = nn.Sequential(positions, OneOf("op", [nn.Linear(4, 3), nn.Sequential(nn.Tanh(), nn.Linear(4, 3))]))
+    search = oneshot(model, capture=True)
+    train, valid = pairs(1)[0]
+    search.step(train, valid)
+    memory = StorageWeakRef(positions.numbers.untyped_storage())
+    shorter = tuple(tensor[:5] for tensor in train)
+    search.step(shorter, shorter)
+    assert len(positions.numbers) == 5
+    assert not memory.expired()
+    search.release_capture()
+    assert memory.expired()
 
 
 class Constrained(nn.Linear):
@@ -313,7 +387,9 @@ def normalizing_loss(model, batch):
 def test_writes_into_a_batch_are_refused(settings):
     batch = batches(1)[0]
     before = batch[0].clone()
-    with pytest.raises(Refused, match=r"^the model or the (loss|judge) writes into a batch, which all candidates share"):
+    with pytest.raises(
+        Refused, match=r"^the model or the (loss|judge) writes into a batch, which all candidates share"
+    ):
         iteration(oneshot(Choosy()), batch, **settings)
     assert torch.equal(batch[0], before)
 
@@ -439,7 +515,7 @@ def test_long_lists_are_not_searched_for_generators():
     class Reads:
         numbers: list[Any] = [random.Random(0)] * 10_000
 
-    assert len(host_generators(torch.device("cpu"), [Reads()])) == 2
+    assert len(host_generators(torch.device("cpu"), find_held([Reads()]))) == 2
 
 
 def repeat_draw(draw):
