@@ -318,12 +318,10 @@ class RefuseEffects(TorchFunctionMode):
     ) -> Any:
         if kwargs and kwargs.get("generator") is not None:
             raise RuntimeError(f"{function.__name__} draws from a generator of its own; leave out generator=")
-        first: Any = args[0] if args else None
-        if not self._is_weight(first):
-            return function(*args, **(kwargs or {}))
-        before = first._version, first.data_ptr()
+        weights = [given for given in (*args, *(kwargs or {}).values()) if self._is_weight(given)]
+        before = [(weight._version, weight.data_ptr()) for weight in weights]
         result = function(*args, **(kwargs or {}))
-        if (first._version, first.data_ptr()) != before:
+        if [(weight._version, weight.data_ptr()) for weight in weights] != before:
             raise RuntimeError("a pass writes into a weight; compute with a copy, as torch.nn.utils.parametrize does")
         return result
 

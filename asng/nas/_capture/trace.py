@@ -410,8 +410,7 @@ class Trace:
                 "" if node is None else node.name() for node in nodes[id(parameter)][1]
             )
             if self._depths.setdefault(id(parameter), self.scope.depth) != self.scope.depth:
-                names = [n for n, p in self._supernet.model.named_parameters() if p is parameter]
-                raise Refused(f"parameter {names[0]} is used inside and outside of a choice")
+                raise Refused(f"parameter {self._name_of(parameter)} is used inside and outside of a choice")
         return found
 
     def grad(
@@ -428,12 +427,15 @@ class Trace:
     def _check_copies(self, outputs: Sequence[Tensor]) -> None:
         """Refuse weights that are not read where a copy in lower precision is in their place: they get no gradient."""
         for key in leaves(outputs).keys() & self._weights.leaves.keys() if self._weights.leaves else ():
-            copy = self._weights.leaves[key]
-            names = [name for name, parameter in self._supernet.model.named_parameters() if parameter is copy]
+            name = self._name_of(self._weights.leaves[key])
             raise Refused(
-                f"a reference to parameter {names[0]} was kept, and mixed precision runs with a copy of it; read it as "
+                f"a reference to parameter {name} was kept, and mixed precision runs with a copy of it; read it as "
                 "an attribute of its layer in every pass"
             )
+
+    def _name_of(self, parameter: Tensor) -> str:
+        names = (name for name, other in self._supernet.model.named_parameters() if other is parameter)
+        return next(names, f"of shape {tuple(parameter.shape)}, which is not the model's,")
 
     def leaves_of(self, case: Case) -> list[Tensor]:
         return [self._weights.leaves.get(id(p), p) for p in case.parameters]

@@ -225,6 +225,23 @@ def test_weights_that_a_pass_writes_run_as_usual(constrain, amp_dtype):
     assert got == [plain.step(*pair) for pair in data]
 
 
+class Embeds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(2, 4, max_norm=0.5)
+
+    def forward(self, x):
+        return self.embedding((x[:, 0] > 0).long())
+
+
+@pytest.mark.usefixtures("graphless")
+def test_a_maximal_norm_of_an_embedding_runs_as_usual():
+    search = oneshot(nn.Sequential(OneOf("op", [Embeds(), nn.Linear(4, 4)]), nn.Linear(4, 3)), capture=True)
+    reason = r"a pass writes into a weight; .* \(in 0\.options\.0\.embedding \(Embedding\)\)$"
+    with pytest.warns(UserWarning, match=reason):
+        search.step(*pairs(1)[0])
+
+
 def test_a_buffer_that_is_replaced_is_put_back():
     model = OneOf("op", [Averages(), nn.Linear(4, 3)])
     averages: Any = model.options[0]
@@ -258,6 +275,27 @@ def test_what_cannot_be_open_is_refused_with_its_name(model, reason):
     search = oneshot(model())
     with pytest.raises(Refused, match=reason):
         iteration(search, batches(1)[0])
+
+
+class Factor(nn.Module):
+    """Has its weight from elsewhere, such as from the loss."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weights = [weight]
+
+    def forward(self, x):
+        return x * self.weights[0]
+
+
+def test_parameters_that_are_not_the_models_are_refused_with_their_shape():
+    weight = nn.Parameter(torch.ones(8))
+    model = Choosy()
+    model.last.options[1] = Factor(weight)
+    search = oneshot(model, weight_optimizer=torch.optim.SGD([*model.parameters(), weight], 0.1))
+    reason = r"^parameter of shape \(8,\), which is not the model's, is used inside and outside of a choice$"
+    with pytest.raises(Refused, match=reason):
+        iteration(search, batches(1)[0], loss_fn=lambda *given: cross_entropy(*given) + weight.square().sum())
 
 
 def test_metrics_that_change_their_names_are_refused():
