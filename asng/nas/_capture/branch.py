@@ -331,7 +331,7 @@ class RefuseEffects(TorchFunctionMode):
 
 
 class RecordReads(TorchFunctionMode):
-    """Records of which tensors functions read the numbers."""
+    """Records which tensors functions are given, also those that ask for a shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -343,8 +343,7 @@ class RecordReads(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if getattr(function, "__name__", "") != "__get__":  # of a property, such as a shape
-            self._ids.update(id(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        self._ids.update(id(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         return function(*args, **(kwargs or {}))
 
 

@@ -253,7 +253,10 @@ class Iteration:
 
     @contextmanager
     def _refuse_replacements(self) -> Iterator[None]:
-        """Refuse passes that read a tensor and put another one in its place: a graph would read the first one again."""
+        """Refuse passes that look at a tensor and put another one in its place.
+
+        A graph would read the first one again, or a pass of it what another one, beside it, has not made yet.
+        """
         before = self._attributes()
         with RecordReads() as reads:
             yield

@@ -168,7 +168,7 @@ class Positions(nn.Module):
         self.numbers, self.last = torch.zeros(0, 1), torch.zeros(())
 
     def forward(self, x):
-        if self.numbers.shape[0] != len(x):  # reads none of them
+        if self.numbers.shape[0] != len(x):
             self.numbers = torch.linspace(0, 1, len(x))[:, None]
         self.last = self.linear(x + self.numbers)
         return self.last
@@ -188,6 +188,14 @@ def test_what_a_graph_reads_is_kept_when_the_model_replaces_it():
     assert not memory.expired()
     search.release_capture()
     assert memory.expired()
+
+
+@pytest.mark.usefixtures("graphless")
+def test_what_is_kept_for_one_of_two_sizes_runs_as_usual():
+    model = nn.Sequential(OneOf("op", [Positions(), nn.Linear(4, 4)]), nn.Linear(4, 3))
+    train, valid = pairs(1)[0]
+    with pytest.warns(UserWarning, match=r"usual: 0\.options\.0 replaces its tensor 'numbers'; write into it"):
+        oneshot(model, capture=True).step(train, tuple(tensor[:5] for tensor in valid))
 
 
 class Constrained(nn.Linear):
