@@ -7,6 +7,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
 from asng.fused._dispatch import is_triton_installed
 
 
@@ -14,9 +18,9 @@ from asng.fused._dispatch import is_triton_installed
 def compile_ahead() -> Iterator[set[str]]:
     """Launch none of our kernels inside, and compile those that would have been on exit, as many at a time as cores.
 
-    What is computed inside means nothing; the caller restores what it changes. Triton compiles a kernel where it is
-    called first, one after another, about a second each, and a network has hundreds. Kernels of others run as usual:
-    some of them are chosen by the time that they take.
+    What is computed inside means nothing, and layers give zeros; the caller restores what it changes. Triton compiles a
+    kernel where it is called first, one after another, about a second each, and a network has hundreds. Kernels of
+    others run as usual: some of them are chosen by the time that they take.
 
     Yields:
         The names of the kernels that were not launched, as they are called.
@@ -44,10 +48,26 @@ def compile_ahead() -> Iterator[set[str]]:
 
     function.run, function._do_compile = skip, collect
     try:
-        yield skipped
+        with _ClearMemory():
+            yield skipped
     finally:
         function.run, function._do_compile = run, compile_kernel
     _run_all(jobs.values())
+
+
+class _ClearMemory(TorchFunctionMode):
+    """Makes new memory zero, as nobody writes results there.
+
+    What was in it before may be NaN, or become that, and functions of torch that check their input on the device, such
+    as `binary_cross_entropy`, then leave the process without its GPU.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function in (torch.empty, torch.empty_like, Tensor.new_empty):
+            with torch.no_grad():
+                result.zero_()
+        return result
 
 
 def _is_ours(kernel: Any) -> bool:

@@ -170,8 +170,6 @@ class PointwiseFunction(PlacingFunction):
             z, moments = multiply(maps, pointwise, size, dtype, reading, cleared=counters)
             saved = torch.empty(2, channels, device=first.device)
             apply_norm(z, y, norm, saved, size, moments, adds=adds)
-        if norm.running_mean is not None and norm.running_var is not None:
-            torch.autograd.graph.increment_version([norm.running_mean, norm.running_var])
         if save:
             ctx.save_for_backward(z, saved, pointwise, norm.weight, *maps)
         ctx.size, ctx.reading, ctx.counters = size, reading, counters

@@ -134,9 +134,6 @@ class SeparableFunction(PlacingFunction):
                 to_save += Saved(source, taps[index], d, z, saved, depthwise, pointwise, *norm[:2])
                 source, before = z, Before(norm, moments, saved)
             _pointwise.apply_norm(z, y, norm, saved, half.product, moments, adds=adds)
-        running = [tensor for tensor in (*tensors[4:6], *tensors[10:12]) if tensor is not None]
-        if running:
-            torch.autograd.graph.increment_version(running)
         if save:
             ctx.save_for_backward(*to_save)
         ctx.halves, ctx.shape, ctx.dtype, ctx.row, ctx.counters = halves, x.shape, x.dtype, row_of(x), counters[2:]

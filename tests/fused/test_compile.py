@@ -70,6 +70,28 @@ else:
     run(program, tmp_path)
 
 
+def test_layers_give_zeros_which_functions_that_check_their_input_take(tmp_path):
+    program = """
+from torch import nn
+from torch.nn.functional import binary_cross_entropy
+
+half = [nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.Conv2d(8, 8, 1, bias=False)]
+layers = [norm, fused.MaxPool2d(3, 1, 1), fused.AvgPool2d(3, 2, 1)]
+layers += [fused.PointwiseConv2d(nn.Conv2d(8, 4, 1, bias=False), nn.BatchNorm2d(4))]
+layers += [fused.SeparableConv2d(*half, nn.BatchNorm2d(8), *half, nn.BatchNorm2d(8))]
+layers += [lambda x: fused.ScaledSum()(x, x), lambda x: torch.empty_like(x, requires_grad=True)]
+torch.use_deterministic_algorithms(True)  # which fills new memory with NaN
+assert torch.empty(2).isnan().all()
+with compile_ahead():
+    for layer in layers:
+        y = layer(x)
+        assert not y.any(), layer
+        binary_cross_entropy(y.sigmoid(), torch.ones_like(y)).backward()
+assert torch.empty(2).isnan().all()
+"""
+    run(program, tmp_path)
+
+
 def test_kernels_of_others_run_where_they_are_called(tmp_path):
     program = """
 @triton.jit

@@ -183,6 +183,19 @@ def test_changed_batch_norms_compute_what_torchs_do(kind, change):
     assert all(error(left, right) < 1e-6 for left, right in zip(layer.buffers(), plain.buffers(), strict=True))
 
 
+@pytest.mark.parametrize("kind", NORMED)
+def test_kernels_may_follow_torchs_function_before_the_gradient_is_taken(kind):
+    plain = NORMED[kind]()
+    x = channels_last((2, 4, 6, 5), torch.float32)
+    gradients = []
+    for layer in (fused.fuse(copy.deepcopy(plain)), plain):
+        maps = [x.contiguous().requires_grad_(), x.clone().requires_grad_()]  # the first has torch's function
+        outputs = [layer(each) for each in maps]
+        sum(y.square().mul(y).sum() for y in outputs).backward()
+        gradients.append([leaf.grad for leaf in (*maps, *layer.parameters())])
+    assert all(error(left, right) < 1e-4 for left, right in zip(*gradients, strict=True))
+
+
 # Two images of 6x5 pixels: the input is small enough, but not what the kernels write, 8 elements for each pixel.
 @pytest.mark.parametrize("kind", ["pointwise", "separable"])
 def test_maps_with_more_elements_than_kernels_count_go_to_torch(kind, monkeypatch):
