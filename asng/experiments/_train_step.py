@@ -111,8 +111,8 @@ class TrainStep:
         cuda: Any = torch.cuda
         stream = cuda.Stream()
         stream.wait_stream(cuda.current_stream())
-        with cuda.stream(stream), preserve_buffers_and_rng(self.model), self._preserve_weights():
-            with compile_ahead():
+        with cuda.stream(stream), preserve_buffers_and_rng(self.model), self._preserve_weights(), SideStream.allow():
+            with compile_ahead():  # what the graph will launch: beside others, there are other kernels
                 self._step(inputs)
             for _ in range(3):  # libraries choose their kernels in the first calls
                 self._step(inputs)

@@ -33,6 +33,7 @@ def compile_ahead() -> Iterator[set[str]]:
 
     function: Any = jit.JITFunction
     run, compile_kernel = function.run, function._do_compile
+    device = torch.cuda.current_device() if torch.cuda.is_available() else -1  # for threads, which begin with the first
     jobs: dict[tuple[Any, Any], Callable[[], Any]] = {}
 
     def skip(kernel: Any, *args: Any, warmup: bool, **named: Any) -> Any:
@@ -43,7 +44,7 @@ def compile_ahead() -> Iterator[set[str]]:
     def collect(kernel: Any, key: Any, *args: Any, **named: Any) -> Any:
         if not _is_ours(kernel):
             return compile_kernel(kernel, key, *args, **named)
-        jobs[kernel, key] = partial(compile_kernel, kernel, key, *args, **named)
+        jobs[kernel, key] = partial(_load, partial(compile_kernel, kernel, key, *args, **named), device)
         return None  # which `run` takes for a kernel that a hook compiles
 
     function.run, function._do_compile = skip, collect
@@ -72,6 +73,13 @@ class _ClearMemory(TorchFunctionMode):
 
 def _is_ours(kernel: Any) -> bool:
     return str(kernel.__module__).startswith("asng.fused.")
+
+
+def _load(compile_kernel: Callable[[], Any], device: int) -> None:
+    """Compile a kernel, and what launches it: up to Triton 3.6 a C compiler makes that, in about as much time."""
+    kernel = compile_kernel()
+    with torch.cuda.device(device):
+        _ = kernel.run  # a property, which loads it
 
 
 def _run_all(jobs: Iterable[Callable[[], Any]]) -> None:

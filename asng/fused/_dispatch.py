@@ -125,9 +125,9 @@ def device_of(x: Tensor) -> AbstractContextManager[None]:
 
 
 class SideStream:
-    """Runs kernels beside those of the current stream while a CUDA graph is captured, and elsewhere in order.
+    """Runs kernels beside those of the current stream on a GPU where `allow` says so, and elsewhere in order.
 
-    Only where `allow` says so, since it is left running until `join_all`: in the bodies of switches it measured slower.
+    Not in general, since it is left running until `join_all`; in the bodies of switches it measured slower.
     And only for gradients that autograd keeps: the memory of those of frozen weights is free at once, and used again.
     """
 
@@ -138,7 +138,7 @@ class SideStream:
     def __init__(self, x: Tensor, *, are_kept: bool) -> None:
         cuda: Any = torch.cuda
         self._outer: Any = None
-        if are_kept and self.is_allowed and x.is_cuda and cuda.is_current_stream_capturing():
+        if are_kept and self.is_allowed and x.is_cuda:
             self._outer = cuda.current_stream()
             key = self._outer.cuda_stream
             if key not in self._streams:

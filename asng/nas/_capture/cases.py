@@ -1,11 +1,12 @@
 """The cases of switches: what each decides and gives, which of them an architecture selects; and batches to run on."""
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache, reduce
 from numbers import Number
-from traceback import walk_tb
+from traceback import clear_frames, walk_tb
 from typing import Any
 
 import torch
@@ -39,8 +40,27 @@ def running_modules(error: BaseException, supernet: Supernet) -> list[nn.Module]
     # Without the frame that caught it: Python keeps the locals that are read of a running frame, and so the error with
     # all tensors of its traceback.
     called = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    found = [frame.f_locals.get("self") for frame, _ in walk_tb(called)]
+    methods = [frame for frame, _ in walk_tb(called) if frame.f_code.co_varnames[:1] == ("self",)]
+    found = [method.f_locals.get("self") for method in methods]
     return [module for module in found if isinstance(module, nn.Module) and module in supernet.paths]
+
+
+def close_frames(error: BaseException | None) -> None:
+    """Drop the variables of the functions that an error, and those it was raised from, have ended.
+
+    Among them may be a checkpoint of torch before 2.13, whose hooks on saved tensors end when it is collected.
+    """
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__context__
+
+
+def free_memory() -> None:
+    """Collect what passes have left, such as those that an error has ended."""
+    # Autograd's queue of this thread keeps what is left of a backward pass that failed, until the next one.
+    torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 class Mode(Enum):

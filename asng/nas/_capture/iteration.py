@@ -21,7 +21,17 @@ from asng.nas._candidates import Judge, LossFn, Numbers, Outcome, split_metrics,
 from asng.nas._capture import host_rng, masked
 from asng.nas._capture import switch as _switch
 from asng.nas._capture.branch import RecordReads, RefuseEffects, SplitGroups, Weights
-from asng.nas._capture.cases import Case, Columns, Refused, StaticBatch, Unswitchable, first_line, running_modules
+from asng.nas._capture.cases import (
+    Case,
+    Columns,
+    Refused,
+    StaticBatch,
+    Unswitchable,
+    close_frames,
+    first_line,
+    free_memory,
+    running_modules,
+)
 from asng.nas._capture.trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._capture.update import WeightUpdate
 from asng.nas._preserve import can_be_written, location_of
@@ -127,7 +137,8 @@ class Iteration:
             self._masked, refusal = masked.find_layers(self._supernet), str(error)
             if not self._masked:
                 raise
-        # Not within the handler: a traceback keeps what a checkpoint of torch before 2.13 closes when it is collected.
+            close_frames(error)
+        free_memory()
         self._surroundings.clear()
         try:
             self._discover_all()
@@ -216,6 +227,7 @@ class Iteration:
                 label = self._supernet.paths[around] or "the model"
                 raise Refused(f"{label} has more than {MAX_CASES} cases, and {error}") from None
             self._surroundings.append(around)
+            close_frames(error)
             return False
         finally:
             self._discovers = False

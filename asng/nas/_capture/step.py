@@ -1,6 +1,5 @@
 """Steps of one-shot search as a CUDA graph that is captured at the first one; what is against it is said once."""
 
-import gc
 import sys
 import time
 import warnings
@@ -13,7 +12,7 @@ from torch import nn
 from asng.nas import _distributed
 from asng.nas._candidates import Numbers
 from asng.nas._capture import switch as _switch
-from asng.nas._capture.cases import Refused, first_line, running_modules
+from asng.nas._capture.cases import Refused, first_line, free_memory, running_modules
 from asng.nas._capture.iteration import Iteration
 from asng.nas._capture.switch import unavailable_reason
 from asng.nas._capture.update import unsupported_reason
@@ -125,13 +124,13 @@ class CapturedStep:
                 raise
             except Exception as error:  # what is wrong with the model itself, the plain path raises again
                 reason = _explain(error, self._supernet)
-            _free_memory()  # plain steps may need what the capture took
+            free_memory()  # plain steps may need what the capture took
         self._refuse(reason)
         return None
 
     def _try_capture(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration:
         start = time.perf_counter()
-        _free_memory()  # as a capture does: what it frees is not its own
+        free_memory()  # as a capture does: what it frees is not its own
         reserved = self._reserved_bytes()
         iteration = self._make_iteration(n)
         iteration.prepare(train_batch, valid_batch)
@@ -158,13 +157,6 @@ class CapturedStep:
         while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "asng":
             frame, level = frame.f_back, level + 1
         warnings.warn(f"the step is not captured as a CUDA graph, but runs as usual: {reason}", stacklevel=level)
-
-
-def _free_memory() -> None:
-    # Autograd's queue of this thread keeps what is left of a backward pass that failed, until the next one.
-    torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def _explain(error: Exception, supernet: Supernet) -> str:
