@@ -70,6 +70,32 @@ else:
     run(program, tmp_path)
 
 
+def test_threads_also_make_what_launches_the_kernels(tmp_path):
+    program = """
+import threading
+from types import SimpleNamespace
+
+makers = []
+class Launcher:
+    def __init__(self, source, metadata):
+        makers.append(threading.current_thread())
+    def __call__(self, *args):
+        launched.append(args)
+
+launched = []
+Driver.launcher_cls = Launcher
+properties = {"max_shared_mem": 2**20}
+loaded = object(), 0, 32, 0, 1024  # module, function, registers, spills, threads
+Driver.utils = SimpleNamespace(get_device_properties=lambda device: properties, load_binary=lambda *args: loaded)
+with compile_ahead() as skipped:
+    norm(x).sum().backward()
+assert len(makers) == len(skipped) and threading.main_thread() not in makers
+norm(x)
+assert launched and len(makers) == len(skipped)
+"""
+    run(program, tmp_path)
+
+
 def test_layers_give_zeros_which_functions_that_check_their_input_take(tmp_path):
     program = """
 from torch import nn

@@ -3,6 +3,7 @@
 
 import json
 import math
+import threading
 
 import pytest
 import torch
@@ -150,6 +151,23 @@ def test_on_a_gpu_what_runs_side_by_side_trains_as_it_does_in_turn(images, monke
     monkeypatch.setattr(Fork, "__init__", in_turn)
     for weights in (again, train()):
         assert all(map(torch.equal, weights, side_by_side))
+
+
+@GPU
+@pytest.mark.parametrize("amp_dtype", ["off", "bfloat16"])
+def test_on_a_gpu_all_kernels_are_compiled_before_the_first_one_is_launched(images, monkeypatch, amp_dtype):
+    jit = pytest.importorskip("triton.runtime.jit")
+    compile_kernel, compiled = jit.JITFunction._do_compile, []
+
+    def note(kernel, *args, **named):
+        compiled.append((kernel.__name__, threading.current_thread()))
+        return compile_kernel(kernel, *args, **named)
+
+    monkeypatch.setattr(jit.JITFunction, "_do_compile", note)
+    job = TrainJob(Cifar10(*to_gpu(images)), settings_with(channels=24, cells=3, amp_dtype=amp_dtype), VALUES)
+    job.step(0)
+    assert len(compiled) > 10
+    assert [name for name, thread in compiled if not thread.name.startswith("ThreadPoolExecutor")] == []
 
 
 def test_weights_and_mini_batches_follow_from_the_seed(images):

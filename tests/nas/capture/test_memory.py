@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asng.nas import OneOf
 from asng.nas._capture import trace
+from asng.nas._capture.cases import close_frames
 from tests.helpers.captures import Choosy, oneshot
 from tests.helpers.searches import batches, cross_entropy, pairs, run_search
 
@@ -184,3 +185,24 @@ def test_the_result_of_a_search_keeps_no_capture_and_its_steps_go_on():
     assert search.capture_cost
     assert search._captured._iteration is None
     assert [search.step(*pair) for pair in pairs(3)] == [other.step(*pair) for pair in pairs(3)]
+
+
+def test_functions_that_an_error_has_ended_leave_no_variables():
+    kept = []
+
+    def fail(error):
+        layer = nn.Linear(1, 1)
+        kept.append(ref(layer))
+        raise error
+
+    def fail_twice():
+        try:
+            fail(ValueError("first"))
+        except ValueError:
+            fail(TypeError("second"))
+
+    with pytest.raises(TypeError) as caught:
+        fail_twice()
+    assert [made() is None for made in kept] == [False, False]
+    close_frames(caught.value)
+    assert [made() is None for made in kept] == [True, True]
