@@ -151,11 +151,16 @@ class Supernet:
             ValueError: The values do not fit.
         """
         # The first walk shows whether a method of the user's changes the model; each walk would be slow.
-        check = nullcontext() if self._walked else forbid_changes(self, "active_modules")
-        self._walked = True
+        is_first, self._walked = not self._walked, True
+        check = forbid_changes(self, "active_modules") if is_first else nullcontext()
+        found: set[str] = set()
         with self.select_temporarily(values), check:
-            modules = self.active_modules(self.searchable_modules.__contains__)
-            return {module.name for module in modules if isinstance(module, Decision)}
+            for module in self.active_modules(self.searchable_modules.__contains__):
+                if isinstance(module, Decision):
+                    found.add(module.name)
+                    if len(found) == len(self.space) and not is_first:
+                        break
+        return found
 
     def active_modules(
         self, predicate: Callable[[nn.Module], bool] = lambda module: True, root: nn.Module | None = None
