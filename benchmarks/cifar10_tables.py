@@ -66,7 +66,7 @@ def list_retrainings(folder: Path, epochs: int = 100) -> dict[str, list[Command]
     """What three searches found, five random architectures, what uniform sampling finds."""
 
     def train(name: str, *flags: str) -> Command:
-        return ("retrain", *flags, "--epochs", str(epochs), "--out", str(folder / name))
+        return ("retrain", *flags, "--epochs", str(epochs), "--no-test", "--out", str(folder / name))
 
     rows: dict[str, list[Command]] = {}
     for seed in map(str, range(3)):

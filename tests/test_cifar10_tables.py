@@ -46,7 +46,7 @@ def test_retraining_has_found_random_and_uniformly_sampled_architectures(tmp_pat
 def test_the_paper_s_training_begins_with_what_the_first_search_found(tmp_path):
     rows = bench.table1(tmp_path)
     assert list(rows) == ["found0", "found1", "found2"]
-    assert rows["found0"][0][-4:] == ("--epochs", "600", "--out", str(tmp_path / "found0"))
+    assert rows["found0"][0][-5:] == ("--epochs", "600", "--no-test", "--out", str(tmp_path / "found0"))
 
 
 def test_the_paper_s_training_is_shown_with_the_cost_of_the_search_and_the_paper_s_numbers(tmp_path):

@@ -164,7 +164,7 @@ class SearchJob(BilevelJob):
             record |= self._capture_cost
         if likely is not None:
             record |= {"distribution": describe_distribution(self.arch_optimizer), **self._task.record_of(likely)}
-        if likely is not None and self._search_settings.test:
+        if likely is not None and self._settings.test:
             record |= self._task.measure(self.network(likely), self._settings)
             if self._task.calibration_batches:
                 record["calibration_batches"] = self._calibration
@@ -261,7 +261,8 @@ class TrainJob(ImageJob):
         return {"train_loss": self._train_step(self.train_batches(index))}
 
     def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
-        return {**super().finish_epoch(epoch), **self._task.measure(self.model, self._settings)}
+        record, is_last = super().finish_epoch(epoch), epoch.number == self._settings.epochs
+        return record | self._task.measure(self.model, self._settings) if self._settings.test or is_last else record
 
     def state_dict(self) -> dict[str, Any]:
         return self._train_step.state_dict()

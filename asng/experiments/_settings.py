@@ -36,6 +36,8 @@ class JobSettings(ABC):
     """Type of numbers in mixed precision; off computes in float32."""
     seed: int = 0
     """All random numbers follow from it."""
+    test: bool = True
+    """Test after each epoch, in time that is not counted; with --no-test trainings after the last alone."""
 
     @property
     @abstractmethod
@@ -109,8 +111,6 @@ class SearchSettings(JobSettings):
     """With the method uniform: architectures drawn at the end, of which the best one is taken."""
     max_params: int | None = None
     """Most parameters that an architecture may have, at the size of the search; no limit by default."""
-    test: bool = True
-    """Test the most likely architecture after each epoch, in time that is not counted; --no-test leaves that out."""
 
     def build_optimizer(self, space: Mapping[str, Variable], seed: np.random.SeedSequence) -> Optimizer:
         """The optimizer of the architecture, by `method`."""

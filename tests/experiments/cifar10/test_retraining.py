@@ -187,6 +187,13 @@ def whole(images, tmp_path_factory):
     return folder, retrain(Cifar10(*images), TINY, VALUES, folder)
 
 
+def test_without_tests_the_last_epoch_is_tested_and_nothing_else_changes(images, whole, tmp_path):
+    retrain(Cifar10(*images), settings_with(test=False), VALUES, tmp_path)
+    untested, tested = records_of(tmp_path), records_of(whole[0])
+    assert ["test_accuracy" in record for record in untested] == [False, False, True]
+    assert untested == [{name: record[name] for name in own} for own, record in zip(untested, tested, strict=True)]
+
+
 class Killed(Exception):
     pass
 
