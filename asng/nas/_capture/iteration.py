@@ -9,8 +9,6 @@ those that have none.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import chain
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,9 +16,9 @@ from torch import Tensor, nn
 
 from asng.fused._compile import compile_ahead
 from asng.nas._candidates import Judge, LossFn, Numbers, Outcome, split_metrics, to_outcome
-from asng.nas._capture import host_rng, masked
+from asng.nas._capture import masked
 from asng.nas._capture import switch as _switch
-from asng.nas._capture.branch import RecordReads, RefuseEffects, SplitGroups, Weights
+from asng.nas._capture.branch import RefuseEffects, SplitGroups, Weights
 from asng.nas._capture.cases import (
     Case,
     Columns,
@@ -32,9 +30,9 @@ from asng.nas._capture.cases import (
     free_memory,
     running_modules,
 )
+from asng.nas._capture.effects import Effects
 from asng.nas._capture.trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._capture.update import WeightUpdate
-from asng.nas._preserve import can_be_written, location_of
 from asng.nas.layers import ElasticLayer
 from asng.nas.supernet import Supernet, Values
 
@@ -94,21 +92,10 @@ class Iteration:
             "train": StaticBatch(train_batch, self._device),
             "valid": StaticBatch(valid_batch, self._device),
         }
-        self._is_training = self._supernet.model.training
-        users = [*self._functions.values(), *self._supernet.paths]
-        held = host_rng.find_held(users)
-        self._generators = host_rng.host_generators(self._device, held)
-        without_attributes = (type, ModuleType)
-        self._holders = [t for t in held if hasattr(t, "__dict__") and not isinstance(t, without_attributes)]
-        others = [thing for thing in held if isinstance(thing, nn.Module) and thing not in self._supernet.paths]
-        self._buffers = [
-            (module, name, buffer, None if buffer is None else location_of(buffer))
-            for module in dict.fromkeys([*self._supernet.paths, *chain(*(other.modules() for other in others))])
-            for name, buffer in module._buffers.items()
-        ]
+        self._effects = Effects(self._supernet, self._functions.values(), self._device)
         is_on_cuda = self._device.type == "cuda"
         without_syncs = _switch.refuse_synchronization if is_on_cuda else nullcontext
-        with self._preserve(), self._put_back_if_refused():
+        with self._preserve(), self._effects.put_back_if_refused():
             with without_syncs(), compile_ahead():
                 self._find_switches()
             if self._masked:
@@ -117,7 +104,7 @@ class Iteration:
                 self.update.keep_low(self._amp_dtype, self._only_cast())
             self._allocate(len(self._columns))
             # Once with these copies: libraries load kernels at their first use, or choose them by times.
-            with without_syncs(), _switch.refuse_waits(), self._refuse_replacements():
+            with without_syncs(), _switch.refuse_waits(), self._effects.refuse_replacements():
                 with compile_ahead() as skipped:
                     self._run(run_all, run_in_turn)
                 if skipped:
@@ -127,7 +114,7 @@ class Iteration:
             if self._limited:
                 self._try_capture(with_passes=True)
         # A graph reads their memory also after others have taken their place, as by batches of another shape.
-        self._held = [thing.detach() for thing in host_rng.find_held(users) if isinstance(thing, Tensor)]
+        self._held = self._effects.held_tensors()
 
     def _find_switches(self) -> None:
         """Find the switches; where there are too many cases, with masks for the sizes of elastic layers."""
@@ -218,7 +205,7 @@ class Iteration:
         self._discovers = True
         try:
             self._run(run_all, run_in_turn)
-            self._check_side_effects()
+            self._effects.check()
         except Unswitchable as error:
             around = _module_around(error, self._supernet)
             if around is None:
@@ -237,61 +224,6 @@ class Iteration:
     def unread_decisions(self) -> list[str]:
         """The decisions that no pass reads."""
         return sorted(self._columns.unread_decisions)
-
-    def _check_side_effects(self) -> None:
-        """Refuse a pass that makes new buffers: a graph would write into the same ones, and read the first ones.
-
-        Also one with gradients of its own, which would not be added to those of the iteration, one that ends in
-        evaluation mode, and one with random numbers that a graph would not draw again.
-        """
-        states = zip(self._generators, self._host_rng, host_rng.snapshot(self._generators), strict=True)
-        for (name, _), before, state in states:
-            if state != before:
-                raise Refused(
-                    f"the model, the loss or the judge draws from {name}, and a graph would repeat these numbers; draw "
-                    "them by torch, on the device of the model"
-                )
-        if self._is_training and not self._supernet.model.training:
-            raise Refused("loss_fn leaves the model in evaluation mode; leave out eval() in it")
-        for name, parameter in self._supernet.model.named_parameters():
-            if parameter._post_accumulate_grad_hooks:
-                raise Refused(f"parameter {name} has a hook on its accumulated gradient, which a graph does not call")
-            if parameter.grad is not None:
-                raise Refused("the loss calls backward(); let it return the sum of what it calls that of")
-        for module, name, buffer, location in self._buffers:
-            if module._buffers[name] is not buffer or (buffer is not None and location_of(buffer) != location):
-                path = self._supernet.paths.get(module, type(module).__name__) or "the model"
-                raise Refused(f"{path} replaces its buffer {name!r}; write into it, such as by {name}.copy_(...)")
-
-    @contextmanager
-    def _refuse_replacements(self) -> Iterator[None]:
-        """Refuse passes that look at a tensor and put another one in its place.
-
-        A graph would read the first one again, or a pass of it what another one, beside it, has not made yet.
-        """
-        before = self._attributes()
-        with RecordReads() as reads:
-            yield
-        for thing, name, tensor in before:
-            if vars(thing).get(name) is not tensor and tensor in reads:
-                path = self._supernet.paths.get(thing, type(thing).__name__) or "the model"
-                raise Refused(f"{path} replaces its tensor {name!r}; write into it, such as by {name}.copy_(...)")
-
-    @contextmanager
-    def _put_back_if_refused(self) -> Iterator[None]:
-        """Leave tensors of the model and the loss to plain steps as they were; a graph reads what passes keep."""
-        before = self._attributes()
-        try:
-            yield
-        except BaseException:
-            for thing, name, tensor in before:
-                vars(thing)[name] = tensor
-            raise
-
-    def _attributes(self) -> list[tuple[Any, str, Tensor]]:
-        """The tensors that are attributes of modules, of the loss and of what these hold, but no buffers."""
-        held = ((thing, name, value) for thing in self._holders for name, value in vars(thing).items())
-        return [(thing, name, value) for thing, name, value in held if isinstance(value, Tensor)]
 
     def _only_cast(self) -> set[int]:
         """The weights of which mixed precision uses nothing but copies in lower precision."""
@@ -319,14 +251,13 @@ class Iteration:
     def _preserve(self) -> Iterator[None]:
         """Restore parameters, their gradients, buffers, momentum and RNG state on exit."""
         model = self._supernet.model
-        self._host_rng = host_rng.snapshot(self._generators)
-        buffers = [buffer for _, _, buffer, _ in self._buffers if buffer is not None and can_be_written(buffer)]
-        kept = {id(tensor): tensor for tensor in (*model.parameters(), *buffers, *self.update.tensors())}
+        tensors = (*model.parameters(), *self._effects.buffers(), *self.update.tensors())
+        kept = {id(tensor): tensor for tensor in tensors}
         before = [tensor.detach().clone() for tensor in kept.values()]
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
         for parameter, _ in gradients:
             parameter.grad = None
-        with self._fork_rng(), host_rng.restore(self._generators):
+        with self._fork_rng(), self._effects.preserve():
             try:
                 yield
             finally:
@@ -335,8 +266,6 @@ class Iteration:
                 with torch.no_grad():
                     for tensor, old in zip(kept.values(), before, strict=True):
                         tensor.copy_(old)
-                for module, name, buffer, _ in self._buffers:
-                    module._buffers[name] = buffer
 
     def _fork_rng(self) -> AbstractContextManager[None]:
         return torch.random.fork_rng([self._device] if self._device.type == "cuda" else [])

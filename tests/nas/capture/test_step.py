@@ -27,7 +27,8 @@ from asng.nas import OneOf, OneShot, Value
 from asng.nas._capture import step as _capture
 from asng.nas._capture import trace
 from asng.nas._capture.cases import Refused
-from asng.nas._capture.host_rng import find_held, host_generators, snapshot
+from asng.nas._capture.held import find_held
+from asng.nas._capture.host_rng import host_generators, snapshot
 from asng.nas._capture.switch import (
     MIN_CUDA,
     MIN_TORCH,
