@@ -18,6 +18,11 @@ from asng.experiments._task import DataSettings, Task
 from asng.report._command import to_flags
 from asng.runs import ARCHITECTURE, CHECKPOINT, CONFIG, read_config, settings_from_config
 
+FIRST_STEP = (
+    "The first step is captured as a CUDA graph, in up to a minute; fused kernels that Triton has not cached yet are "
+    "compiled before it, on all cores, in one to three minutes more."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobFlags(SeedFlags):
@@ -168,6 +173,8 @@ def _load_task(task: type[Task], flags: Any, output: Output) -> Task:
         output["data"] = task.describe_source(flags.where)
         terminal.print_lines(f"Data: {output['data']}")
     terminal.print_lines(*loaded.describe_data(flags.settings))
+    if loaded.device.type == "cuda" and getattr(flags, "capture", True):
+        terminal.print_lines(FIRST_STEP)
     return loaded
 
 

@@ -76,7 +76,7 @@ def _is_ours(kernel: Any) -> bool:
 
 
 def _load(compile_kernel: Callable[[], Any], device: int) -> None:
-    """Compile a kernel, and what launches it: up to Triton 3.6 a C compiler makes that, in about as much time."""
+    """Compile a kernel, and what launches it, which in Triton 3.6 a C compiler makes."""
     kernel = compile_kernel()
     with torch.cuda.device(device):
         _ = kernel.run  # a property, which loads it

@@ -3,11 +3,14 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
-from asng.cli.images import next_command
+from asng.cli.images import _load_task, next_command
+from asng.cli.terminal import Output
 from asng.experiments import _figures
 from asng.experiments._task import DataSettings
 from asng.experiments.cifar10 import data, drawing
@@ -253,3 +256,26 @@ def test_help_shows_examples_and_explains_every_flag(experiment, verb, monkeypat
     assert f"Examples:\n  asng {experiment.name} {verb}" in done.out
     assert "{None}" not in done.out
     assert unexplained_flags(done.out) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "capture", "says"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)]
+)
+def test_on_a_gpu_the_wait_for_the_first_step_is_announced(device, capture, says, capsys):
+    class Loaded:
+        loading = "loading"
+
+        def __init__(self):
+            self.device = torch.device(device)
+
+        @classmethod
+        def load(cls, where, progress):
+            return cls()
+
+        def describe_data(self, settings):
+            return ["some images"]
+
+    task: Any = Loaded
+    flags = SimpleNamespace(dry_run=False, out=Path("runs"), where=None, settings=None, capture=capture)
+    _load_task(task, flags, Output())
+    assert ("The first step is captured" in capsys.readouterr().out) == says
