@@ -213,6 +213,10 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
     if experiment is not None and config.get("experiment") != experiment:
         raise ValueError(f"{folder} is no run of {experiment}: its {CONFIG} says {shorten(config.get('experiment'))}")
     if needs is not None and not (folder / needs).is_file():
+        if (folder / SUMMARY).is_file():
+            raise ValueError(
+                f"there is no {folder / needs}, though the run is finished; run it again in another folder"
+            )
         raise ValueError(f"there is no {folder / needs} yet; let the run get that far: the same command continues it")
     return config
 

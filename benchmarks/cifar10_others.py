@@ -220,7 +220,7 @@ def run_seed(method: str, out: Path, where: Cifar10DataSettings, flags: Mapping[
 
 
 def show_table(folder: Path) -> str:
-    """A Markdown table of the runs that are finished, if there are any."""
+    """A Markdown table of the runs that are finished."""
     heads = ["search", "seed", "epochs", "valid loss", "valid accuracy", "test accuracy of what is chosen"]
     heads += ["of the mixed network", "mean largest probability", "seconds", "peak memory", "operations found"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
@@ -244,7 +244,7 @@ def show_table(folder: Path) -> str:
                 ", ".join(f"{count} {name}" for name, count in counts.most_common()),
             ]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines) if len(lines) > 2 else ""
+    return "\n".join(lines) if len(lines) > 2 else f"there are no finished runs in {folder}"
 
 
 def parse_flags(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -267,7 +267,7 @@ def show_tables(folder: Path) -> str:
     """All tables with rows in the folder."""
     shown = {part: SHOW.get(part, show_retraining) for part in PARTS}
     found = [f"{part}:\n\n{show(folder / part)}" for part, show in shown.items() if (folder / part).is_dir()]
-    return "\n\n".join(found)
+    return "\n\n".join(found) or f"there are no runs in {folder}"
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -127,7 +127,8 @@ def show_mask(folder: Path) -> str:
 
 def show_tables(folder: Path) -> str:
     """The tables of all masks with rows in the folder."""
-    return "\n\n".join(f"{mask}:\n\n{show_mask(folder / mask)}" for mask in MASKS if (folder / mask).is_dir())
+    found = [f"{mask}:\n\n{show_mask(folder / mask)}" for mask in MASKS if (folder / mask).is_dir()]
+    return "\n\n".join(found) or f"there are no runs in {folder}"
 
 
 def main() -> None:

@@ -245,6 +245,13 @@ def test_a_folder_of_something_else_is_refused(tmp_path, there, message):
         read_config(tmp_path, "cifar10", needs=CHECKPOINT)
 
 
+def test_a_finished_run_without_its_checkpoint_is_not_told_to_go_on(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"experiment": "cifar10", "kind": "retrain"}))
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"there is no .*checkpoint\.pt, though the run is finished; run it again"):
+        read_config(tmp_path, "cifar10", needs=CHECKPOINT)
+
+
 @pytest.mark.parametrize("wrong", ["six", None, [1], {}, 1.5, True, 10**40])
 def test_settings_of_another_type_are_damaged(wrong):
     with pytest.raises(ValueError, match=r"^a/config\.json is damaged \(count is .*, not int\); run it again"):

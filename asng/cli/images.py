@@ -39,7 +39,7 @@ class SearchFlags(JobFlags):
     """Flags of all searches."""
 
     capture: bool = True
-    """On a GPU: run each step as one CUDA graph, several times as fast; --no-capture launches kernels one by one."""
+    """Launch kernels one by one; by default, on a GPU, each step is one CUDA graph, several times as fast."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ class JobSettings(ABC):
     seed: int = 0
     """All random numbers follow from it."""
     test: bool = True
-    """Test after each epoch, in time that is not counted; with --no-test trainings after the last alone."""
+    """Leave out the tests after each epoch, whose time is not counted; a training is still tested after the last."""
 
     @property
     @abstractmethod

@@ -65,10 +65,7 @@ def load_cifar10(
     `given` is the folder of `data_folder`: the one with the official binary files, or
     the one above it. Every file is checked against the sum published for it.
     """
-    where = data_folder(given)
-    if where.is_file():
-        raise ValueError(f"{where} is a file; name the folder of CIFAR-10 instead, or the one above it")
-    folder = _folder(where)
+    folder = _folder(given)
     if len(missing := _missing_files(folder)) == len(RELEASE.files):
         _download(folder, progress)
     elif missing:
@@ -79,12 +76,12 @@ def load_cifar10(
 
 def has_cifar10(given: Path | None) -> bool:
     """Whether any of the files is there, so that nothing would be downloaded."""
-    return len(_missing_files(_folder(data_folder(given)))) < len(RELEASE.files)
+    return len(_missing_files(_folder(given))) < len(RELEASE.files)
 
 
 def describe_source(given: Path | None) -> str:
     """Where the files are, or what would be downloaded."""
-    folder = _folder(data_folder(given))
+    folder = _folder(given)
     if has_cifar10(given):
         return f"CIFAR-10 in {folder}"
     download = f"{RELEASE.size / 1e6:.0f} MB from {RELEASE.url}"
@@ -101,8 +98,11 @@ def make_noise(device: torch.device | str) -> tuple[ImageSet, ImageSet]:
     return sets[0], sets[1]
 
 
-def _folder(where: Path) -> Path:
-    """The folder of the files: the one named, if it looks like it, else the one below it."""
+def _folder(given: Path | None) -> Path:
+    """The folder of the files: the one of the data, if it looks like it, else the one below it."""
+    where = data_folder(given)
+    if where.is_file():
+        raise ValueError(f"{where} is a file; name the folder of CIFAR-10 instead, or the one above it")
     itself = where.name == FOLDER or any((where / name).exists() for name in RELEASE.files)
     return where if itself else where / FOLDER
 

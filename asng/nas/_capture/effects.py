@@ -83,7 +83,8 @@ class Effects:
                 raise Refused("the loss calls backward(); let it return the sum of what it calls that of")
         for module, name, buffer, location in self._buffers:
             if module._buffers[name] is not buffer or (buffer is not None and location_of(buffer) != location):
-                raise self._refusal(module, "buffer", name)
+                path = self._path_of(module)
+                raise Refused(f"{path} replaces its buffer {name!r}; write into it, such as by {name}.copy_(...)")
 
     @contextmanager
     def refuse_replacements(self) -> Iterator[None]:
@@ -96,7 +97,8 @@ class Effects:
             yield
         for thing, name, tensor in before:
             if vars(thing).get(name) is not tensor and tensor in reads:
-                raise self._refusal(thing, "tensor", name)
+                path = self._path_of(thing)
+                raise Refused(f"{path} replaces its tensor {name!r}; write into it, such as by {name}.copy_(...)")
 
     @contextmanager
     def put_back_if_refused(self) -> Iterator[None]:
@@ -114,6 +116,5 @@ class Effects:
         held = ((thing, name, value) for thing in self._holders for name, value in vars(thing).items())
         return [(thing, name, value) for thing, name, value in held if isinstance(value, Tensor)]
 
-    def _refusal(self, thing: Any, kind: str, name: str) -> Refused:
-        path = self._supernet.paths.get(thing, type(thing).__name__) or "the model"
-        return Refused(f"{path} replaces its {kind} {name!r}; write into it, such as by {name}.copy_(...)")
+    def _path_of(self, thing: Any) -> str:
+        return self._supernet.paths.get(thing, type(thing).__name__) or "the model"

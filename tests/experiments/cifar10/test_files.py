@@ -97,6 +97,8 @@ def test_an_archive_is_not_a_folder(tmp_path, contents):
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(archive_of(contents))
     with pytest.raises(ValueError, match=r"cifar-10-binary.tar.gz is a file; name the folder"):
         load_cifar10(tmp_path / "cifar-10-binary.tar.gz", "cpu")
+    with pytest.raises(ValueError, match=r"cifar-10-binary.tar.gz is a file; name the folder"):
+        data.describe_source(tmp_path / "cifar-10-binary.tar.gz")
 
 
 # Download
