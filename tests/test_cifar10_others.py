@@ -134,7 +134,7 @@ def test_an_interrupted_search_ends_as_an_uninterrupted_one(method, where, tmp_p
 @pytest.mark.slow
 def test_finished_seeds_are_shown_and_skipped(where, tmp_path, monkeypatch):
     (tmp_path / "runs" / "darts0").mkdir(parents=True)  # not finished
-    assert bench.show_table(tmp_path / "runs") == ""
+    assert bench.show_table(tmp_path / "runs") == f"there are no finished runs in {tmp_path / 'runs'}"
     bench.run_seed("authors", tmp_path / "runs", where, FLAGS, 0)
     *_, row = table = bench.show_table(tmp_path / "runs").splitlines()
     assert len(table) == 3
