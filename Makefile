@@ -67,6 +67,7 @@ bench: .venv/installed-bench  ## cost of ask and tell beside other libraries
 	$(BIN)/python benchmarks/ask_tell.py
 
 results: .venv/installed  ## tables and figures of docs/results.md, from the files in results/
+	$(BIN)/python benchmarks/toy_tables.py
 	$(BIN)/python benchmarks/cifar10_searches.py
 	$(BIN)/python benchmarks/cifar10_tables.py --draw results/cifar10
 	$(BIN)/python benchmarks/cifar10_others.py --draw results/cifar10/others

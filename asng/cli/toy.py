@@ -54,16 +54,21 @@ def run_sweep(arguments: Sequence[str]) -> None:
 
 def toy_table(summary: dict[str, Any]) -> Table:
     """For each method, the initial step sizes that reach the target, and the best of them."""
-    lines = []
-    for row in summary["ranges"]:
-        method = row["method"] if row["alpha"] in (None, toy.DEFAULT_ALPHA) else f"ASNG alpha {row['alpha']:g}"
-        best = row["best"]
-        shown = ("", "") if best is None else (f"{best['measure']:,.0f}", f"{best['step']:.2g}")
-        lines.append([f"{row['lr']:g}", method, format_spans(row["all"]), format_spans(row["any"]), *shown])
     title = f"Initial step sizes that reach the target within {summary['iterations']:,} iterations"
     texts = ("method", f"all {summary['runs']} runs", "any run")
     caption = "lr: of the weights; best: lowest median iterations / success rate"
-    return make_table(title, ["lr", *texts, "best", "at"], lines, *texts, caption=caption)
+    return make_table(title, ["lr", *texts, "best", "at"], format_ranges(summary), *texts, caption=caption)
+
+
+def format_ranges(summary: dict[str, Any]) -> list[list[str]]:
+    """The cells of that table."""
+    lines = []
+    for row in summary["ranges"]:
+        method = row["method"] if row["alpha"] in (None, toy.DEFAULT_ALPHA) else f"ASNG, alpha {row['alpha']:g}"
+        best = row["best"]
+        shown = ("", "") if best is None else (f"{best['measure']:,.0f}", f"{best['step']:.2g}")
+        lines.append([f"{row['lr']:g}", method, format_spans(row["all"]), format_spans(row["any"]), *shown])
+    return lines
 
 
 def format_spans(spans: list[tuple[float, float]]) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from asng._checks import check_settings
 from asng._progress import Progress, no_progress
 from asng._ragged import Array
-from asng._untrusted import mismatch
+from asng._untrusted import mismatch, read_json_lines
 from asng.baselines import SNGState, adam_init, adam_update, sng_update
 from asng.experiments._workers import run_parallel
 from asng.families import CategoricalFamily
@@ -178,7 +178,7 @@ def run(sweep: ToySettings, folder: Path, progress: Progress = no_progress) -> d
     config = make_config("toy", "sweep", sweep)
     del config["workers"]  # does not change the results
     with Run(folder, config, flags={"workers": sweep.workers}) as run:
-        settings, reached = settings_of(sweep), read_records(run, sweep)
+        settings, reached = settings_of(sweep), read_records(run.folder, sweep)
         missing = [setting for setting in settings if setting not in reached]
         # Long and short settings mixed, so that the first ones tell how long the rest will take.
         np.random.default_rng(0).shuffle(missing)
@@ -194,12 +194,12 @@ def run(sweep: ToySettings, folder: Path, progress: Progress = no_progress) -> d
     return summary
 
 
-def read_records(run: Run, sweep: ToySettings) -> dict[Setting, list[int | None]]:
+def read_records(folder: Path, sweep: ToySettings) -> dict[Setting, list[int | None]]:
     """The finished settings; ValueError for any that no run of this sweep writes."""
-    settings, reached = settings_of(sweep), {}
-    for record in run.results():
+    path, settings, reached = folder / RESULTS, settings_of(sweep), {}
+    for record in read_json_lines(path, "delete the folder") if path.exists() else []:
         if fault := _fault(record, sweep, settings):
-            raise ValueError(f"{run.folder / RESULTS} is damaged ({fault}); delete the folder")
+            raise ValueError(f"{path} is damaged ({fault}); delete the folder")
         reached[Setting(*record["setting"])] = record["iterations"]
     return reached
 

@@ -97,7 +97,7 @@ def _tune_records() -> list[dict[str, Any]]:
 
 
 def _read_sweep(run: Run) -> None:
-    reached = toy.read_records(run, SWEEP)
+    reached = toy.read_records(run.folder, SWEEP)
     if len(reached) == len(toy.settings_of(SWEEP)):
         json.dumps(toy.summarize(SWEEP, reached), allow_nan=False)
 
