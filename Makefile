@@ -68,6 +68,8 @@ bench: .venv/installed-bench  ## cost of ask and tell beside other libraries
 
 results: .venv/installed  ## tables and figures of docs/results.md, from the files in results/
 	$(BIN)/python benchmarks/toy_tables.py
+	$(BIN)/python benchmarks/adapted_population.py --draw results/adapted_population
+	$(BIN)/python benchmarks/adapted_population.py --draw results/adapted_population/longer
 	$(BIN)/python benchmarks/cifar10_searches.py
 	$(BIN)/python benchmarks/cifar10_tables.py --draw results/cifar10
 	$(BIN)/python benchmarks/cifar10_others.py --draw results/cifar10/others

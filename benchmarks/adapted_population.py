@@ -1,21 +1,28 @@
 """The paper's toy problem (asng/experiments/toy.py) with the population adapted instead of delta (section 2.4).
 
     python benchmarks/adapted_population.py --runs 20 --out runs/adapted_population
+    python benchmarks/adapted_population.py --draw results/adapted_population    the table again, of what is finished
 
 Every iteration draws lambda architectures for the weights and lambda for the distribution. What is compared are draws,
 each one a forward pass: a run has 4 x --iterations of them, over which the learning rate of the weights falls by a
 cosine, and succeeds when it draws the target. ASNG with delta adapted and lambda = 2 is the toy problem's own.
+
+Finished rows are appended to OUT/results.jsonl; after Ctrl-C the same command continues.
 """
 
 import argparse
-import json
 import math
+import sys
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from asng import ASNG, Categorical
+from asng._untrusted import read_json_lines
+from asng.runs import RESULTS, Run, read_config
 
 VARIABLES, CHOICES, MOMENTUM = 30, 5, 0.9
 METHODS: dict[str, dict[str, Any]] = {
@@ -72,22 +79,38 @@ def show(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def run(out: Path, runs: int, iterations: int, lrs: Sequence[float]) -> None:
+    """Add the rows that the folder lacks."""
+    config = {"benchmark": "adapted population", "runs": runs, "iterations": iterations}
+    with Run(out, config) as kept:
+        done = {(row["lr"], row["method"]) for row in kept.results()}
+        for lr, method in product(lrs, METHODS):
+            if (lr, method) not in done:
+                found = [simulate(METHODS[method], lr, 4 * iterations, seed) for seed in range(runs)]
+                kept.append({"lr": lr, "method": method, "runs": found})
+                print(f"{lr:g}, {method}: done", file=sys.stderr, flush=True)
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """The finished rows; ValueError for a folder without any."""
+    read_config(folder, needs=RESULTS)
+    return read_json_lines(folder / RESULTS, "run it again in another folder")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--iterations", type=int, default=40_000, help="of the paper's lambda = 2, four draws each")
     parser.add_argument("--lrs", type=float, nargs="+", default=[0.05, 0.0005])
     parser.add_argument("--out", type=Path, default=Path("runs/adapted_population"))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    for lr in options.lrs:
-        for method, settings in METHODS.items():
-            runs = [simulate(settings, lr, 4 * options.iterations, seed) for seed in range(options.runs)]
-            rows.append({"lr": lr, "method": method, "runs": runs})
-            (options.out / "adapted_population.json").write_text(json.dumps(rows, indent=1) + "\n")
-            print(show(rows).splitlines()[-1], flush=True)
-    print(f"\n{show(rows)}")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="only draw the table of this folder")
+    given = parser.parse_args()
+    try:
+        if given.draw is None:
+            run(given.out, given.runs, given.iterations, given.lrs)
+        print(show(read_rows(given.draw or given.out)))
+    except ValueError as error:
+        sys.exit(f"adapted_population: {error}")
 
 
 if __name__ == "__main__":
