@@ -106,7 +106,7 @@ def test_on_a_gpu_both_steps_are_captured(kernels, where, monkeypatch):
     assert captured == pytest.approx(losses(), rel=1e-2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("method", bench.METHODS)
 def test_an_interrupted_search_ends_as_an_uninterrupted_one(method, where, tmp_path, monkeypatch):
     bench.run_seed(method, tmp_path / "whole", where, FLAGS, 1)

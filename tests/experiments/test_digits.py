@@ -190,7 +190,7 @@ def test_the_best_random_one_is_chosen_by_validation_accuracy():
     assert digits.best_random(records)["values"] == "b"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("after", [1, 2], ids=["in the warm-up", "behind it"])
 def test_a_search_that_is_interrupted_goes_on_from_its_checkpoint(tmp_path, after):
     settings = replace(SMALL, epochs=3, seed=3)

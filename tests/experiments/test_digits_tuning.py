@@ -47,6 +47,7 @@ def test_the_best_whole_trial_is_trained_beside_the_untuned_one(finished):
     assert json.loads((folder / "summary.json").read_text()) == summary
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kept", [0, 4, 7, 8])
 def test_an_interrupted_tuning_continues_as_it_was(finished, tmp_path, kept, monkeypatch):
     folder, summary = finished
