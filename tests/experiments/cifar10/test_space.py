@@ -122,6 +122,7 @@ NEVER_PREVIOUS = values_of([0, 0, 3, 2] * 10)  # every node takes cell k-2 alone
 ALWAYS_PREVIOUS = values_of([0, 1, 3, 2] * 10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("cells", [3, 8, 11])
 def test_effective_parameters_are_those_that_get_a_gradient(seed, cells):

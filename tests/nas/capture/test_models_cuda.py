@@ -177,6 +177,7 @@ LAYERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cases", [64, 1], ids=["switched", "masked"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_elastic_layers_are_captured(name, cases, device, monkeypatch):
