@@ -19,8 +19,8 @@ from asng.report._command import to_flags
 from asng.runs import ARCHITECTURE, CHECKPOINT, CONFIG, read_config, settings_from_config
 
 FIRST_STEP = (
-    "The first step is captured as a CUDA graph, in up to a minute; fused kernels that Triton has not cached yet are "
-    "compiled before it, on all cores, in one to three minutes more."
+    "The first step is captured as a CUDA graph, and fused kernels that Triton has not cached yet are compiled before "
+    "it, on all cores; both together may take minutes."
 )
 
 

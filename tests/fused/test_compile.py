@@ -39,7 +39,7 @@ norm = fused.BatchNorm2d(8)
 """
 
 
-def run(program, folder):
+def assert_runs(program, folder):
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     path = folder / "program.py"  # Triton reads the source of kernels
     path.write_text(DRIVER + program)
@@ -67,7 +67,7 @@ except AttributeError as error:  # now it is launched
 else:
     raise AssertionError("nothing was launched")
 """
-    run(program, tmp_path)
+    assert_runs(program, tmp_path)
 
 
 def test_threads_also_make_what_launches_the_kernels(tmp_path):
@@ -93,7 +93,7 @@ assert len(makers) == len(skipped) and threading.main_thread() not in makers
 norm(x)
 assert launched and len(makers) == len(skipped)
 """
-    run(program, tmp_path)
+    assert_runs(program, tmp_path)
 
 
 def test_layers_give_zeros_which_functions_that_check_their_input_take(tmp_path):
@@ -115,7 +115,7 @@ with compile_ahead():
         binary_cross_entropy(y.sigmoid(), torch.ones_like(y)).backward()
 assert torch.empty(2).isnan().all()
 """
-    run(program, tmp_path)
+    assert_runs(program, tmp_path)
 
 
 def test_kernels_of_others_run_where_they_are_called(tmp_path):
@@ -133,7 +133,7 @@ with compile_ahead() as skipped:
         raise AssertionError("it was not launched")
     assert compiled == ["own"] and not skipped
 """
-    run(program, tmp_path)
+    assert_runs(program, tmp_path)
 
 
 def test_a_pass_that_fails_compiles_nothing_and_leaves_triton_as_it_was(tmp_path):
@@ -147,7 +147,7 @@ except KeyError:
     pass
 assert not compiled and before == (jit.JITFunction.run, jit.JITFunction._do_compile)
 """
-    run(program, tmp_path)
+    assert_runs(program, tmp_path)
 
 
 def test_in_the_interpreter_kernels_run_as_usual():

@@ -341,7 +341,9 @@ def test_a_schedule_after_captured_steps_does_not_miss_the_step_of_the_optimizer
     schedule = torch.optim.lr_scheduler.StepLR(search.weight_optimizer, 1)
     for train, valid in pairs(3):
         search.step(train, valid)
-        schedule.step()
+        schedule.step()  # which would warn of it
+    assert search.capture_cost
+    assert search.weight_optimizer.param_groups[0]["lr"] == pytest.approx(schedule.base_lrs[0] * 0.1**3)
 
 
 @pytest.mark.usefixtures("graphless")
