@@ -330,23 +330,6 @@ class RefuseEffects(TorchFunctionMode):
         return is_dense and tensor.untyped_storage().data_ptr() in self._storages
 
 
-class RecordReads(TorchFunctionMode):
-    """Records which tensors functions are given, also those that ask for a shape."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ids: set[int] = set()
-
-    def __contains__(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._ids
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        self._ids.update(id(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-        return function(*args, **(kwargs or {}))
-
-
 _FORWARD = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 _CONVOLUTIONS: dict[Any, tuple[tuple[str, ...], int]] = {  # names of arguments, axis of channels

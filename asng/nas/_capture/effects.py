@@ -1,6 +1,6 @@
 """What passes of a model and its loss leave behind: found, refused where a graph would not do it, and put back."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from types import ModuleType
@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from asng.nas._capture import host_rng
-from asng.nas._capture.branch import RecordReads
 from asng.nas._capture.cases import Refused
 from asng.nas._capture.held import find_held
 from asng.nas._preserve import can_be_written, location_of
@@ -93,7 +94,7 @@ class Effects:
         A graph would read the first one again, or a pass of it what another one, beside it, has not made yet.
         """
         before = self._attributes()
-        with RecordReads() as reads:
+        with _RecordReads() as reads:
             yield
         for thing, name, tensor in before:
             if vars(thing).get(name) is not tensor and tensor in reads:
@@ -118,3 +119,20 @@ class Effects:
 
     def _path_of(self, thing: Any) -> str:
         return self._supernet.paths.get(thing, type(thing).__name__) or "the model"
+
+
+class _RecordReads(TorchFunctionMode):
+    """Records which tensors functions are given, also those that ask for a shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ids: set[int] = set()
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._ids
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self._ids.update(id(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        return function(*args, **(kwargs or {}))
