@@ -1,4 +1,4 @@
-"""The tables of the benchmarks on a GPU in docs/results.md, from the files in results/gpu.
+"""The tables of the benchmarks on a GPU in docs/measurements.md, from the files in results/gpu.
 
 python benchmarks/gpu_tables.py [results/gpu]
 """

@@ -11,7 +11,7 @@ from gpu_measure import choose_names, find_versions
 
 ROOT = Path(__file__).parents[1]
 RESULTS = bench.read_results(ROOT / "results" / "gpu")
-PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", RESULTS)

@@ -62,7 +62,7 @@ def test_the_readme_is_short():
 def test_figures_of_the_readme_stand_in_the_results():
     table = README.read_text().split("## Results")[1].split("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("|") and "---" not in line][1:]
-    results = (README.parent / "docs" / "results.md").read_text()
+    results = "".join((README.parent / "docs" / f"{page}.md").read_text() for page in ("results", "measurements"))
     numbers = {number for row in rows for number in re.findall(r"\d+\.\d+(?:e-\d+)?|\d,\d{3}", row)}
     assert len(numbers) > 25
     assert [number for number in sorted(numbers) if not re.search(rf"(?<![\d.]){re.escape(number)}", results)] == []
