@@ -2,6 +2,7 @@
 
     python benchmarks/inpainting_tables.py center --out FOLDER          the central square is missing
     python benchmarks/inpainting_tables.py pixel --out FOLDER           80 % of the pixels; half: a half of the image
+    python benchmarks/inpainting_tables.py small --out FOLDER           the preset for two cores, on the CPU: seed 0
     python benchmarks/inpainting_tables.py --draw results/inpainting    the table again, of what is finished there
 
 For each mask: what searches in both encodings find, three seeds each; the baseline BASE of 7 layers (the depth of what
@@ -31,12 +32,13 @@ from asng.nas.architecture import to_dict
 from asng.runs import SUMMARY, write_json
 
 MASKS = ("center", "pixel", "half")
+SMALL = "small"
 BASE_LAYERS = 7
 SEEDS = range(3)
 GROUPS = {
     "cat": "found, cat",
     "int": "found, int",
-    "base": f"BASE, {BASE_LAYERS} layers",
+    "base": "BASE",
     "cat-wide": "BASE, as many parameters as found by cat",
     "int-wide": "BASE, as many parameters as found by int",
     "random": "random",
@@ -70,6 +72,23 @@ def list_rows(folder: Path, search_iterations: int = 5000, iterations: int = 20_
         rows[f"base{seed}"] = [("base", file), *train(f"base{seed}", seed, "--architecture", file)]
     for seed in SEEDS[:2]:
         rows[f"random{seed}"] = train(f"random{seed}", seed, "--architecture", "random")
+    return rows
+
+
+def list_small(folder: Path) -> dict[str, list[Command]]:
+    """The preset for two cores: what the search finds, BASE as deep as that, three random architectures."""
+    search, where = str(folder / "cat0-search"), ("--small", "--device", "cpu")
+
+    def train(name: str, *flags: str) -> list[Command]:
+        out = str(folder / name)
+        return [("retrain", search, *where, *flags, "--out", out), ("evaluate", out, "--device", "cpu")]
+
+    rows = {
+        "cat0": [("search", *where, "--out", search), *train("cat0")],
+        "base0": train("base0", "--architecture", "base"),
+    }
+    for seed in map(str, SEEDS):
+        rows[f"random{seed}"] = train(f"random{seed}", "--architecture", "random", "--seed", seed)
     return rows
 
 
@@ -122,26 +141,28 @@ def show_mask(folder: Path) -> str:
         if len(tested) > 1:
             psnr, ssim = ((statistics.mean(values), statistics.stdev(values)) for values in zip(*tested, strict=True))
             means.append(f"- {text}: {psnr[0]:.2f} ± {psnr[1]:.2f} dB, SSIM {ssim[0]:.3f} ± {ssim[1]:.3f}")
-    return "\n".join([*lines, "", *means, f"- the paper, 50,000 and 500,000 iterations: {PAPER[folder.name]}"])
+    if folder.name in PAPER:
+        means.append(f"- the paper, 50,000 and 500,000 iterations: {PAPER[folder.name]}")
+    return "\n".join([*lines, "", *means])
 
 
 def show_tables(folder: Path) -> str:
-    """The tables of all masks with rows in the folder."""
-    found = [f"{mask}:\n\n{show_mask(folder / mask)}" for mask in MASKS if (folder / mask).is_dir()]
+    """The tables of all masks, and of the preset for two cores, with rows in the folder."""
+    found = [f"{mask}:\n\n{show_mask(folder / mask)}" for mask in (*MASKS, SMALL) if (folder / mask).is_dir()]
     return "\n\n".join(found) or f"there are no runs in {folder}"
 
 
 def main() -> None:
     arguments, more = split_flags(sys.argv[1:])
-    parser = make_parser(__doc__, "mask", MASKS, "runs/inpainting-tables")
+    parser = make_parser(__doc__, "mask", (*MASKS, SMALL), "runs/inpainting-tables")
     parser.add_argument("--search-iterations", type=int, default=5000, help="of each search (default: 5000)")
     parser.add_argument("--iterations", type=int, default=20_000, help="of each training (default: 20000)")
     given = parse_flags(parser, "mask", arguments)
-    succeeded = given.draw is not None or run_rows(
-        list_rows(given.out / given.mask, given.search_iterations, given.iterations),
-        given.workers,
-        partial(run_row, more=more),
-    )
+    succeeded = True
+    if given.draw is None:
+        folder, lengths = given.out / given.mask, (given.search_iterations, given.iterations)
+        rows = list_small(folder) if given.mask == SMALL else list_rows(folder, *lengths)
+        succeeded = run_rows(rows, given.workers, partial(run_row, more=more))
     print(show_tables(given.draw or given.out))
     if not succeeded:
         sys.exit(1)

@@ -2,6 +2,7 @@
 
 import os
 from itertools import pairwise
+from pathlib import Path
 
 import inpainting_tables as bench
 import pytest
@@ -11,6 +12,7 @@ from asng.experiments.inpainting.encoding import chain, read_values
 from asng.experiments.inpainting.network import new_autoencoder
 from asng.runs import SUMMARY, write_json
 
+ROOT = Path(__file__).parents[1]
 TINY = ["--small", "--checkpoint-every", "1", "--num-train-images", "8", "--batch-size", "2"]
 
 
@@ -61,8 +63,23 @@ def test_trainings_are_shown_with_mean_and_spread_of_their_group(tmp_path):
     assert "| found, cat | 0 | 1 | 482,688 | 26.00 dB | 0.900 |" in table
     assert "| BASE, as many parameters as found by cat | 0 | 1 | 482,688 | 25.00 dB | 0.900 |" in table
     assert "- found, cat: 26.50 ± 0.71 dB, SSIM 0.850 ± 0.071" in table
-    assert "BASE, 7 layers" not in table
+    assert "| BASE |" not in table
     assert table.endswith("int 29.3 dB, 0.911")
+
+
+def test_the_preset_trains_what_its_search_found_and_four_others(tmp_path):
+    rows = bench.list_small(tmp_path / "small")
+    assert list(rows) == ["cat0", "base0", "random0", "random1", "random2"]
+    search, train, test = rows["cat0"]
+    assert flags_of(search)["--out"] == train[1]
+    assert flags_of(train)["--out"] == test[1]
+    assert all("--small" in command for row in rows.values() for command in row if command[0] != "evaluate")
+
+
+def test_the_page_has_the_table_of_the_preset():
+    table = bench.show_mask(ROOT / "results" / "inpainting" / "small")
+    assert len(table.splitlines()) == 2 + 5 + 1 + 1
+    assert table in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.long
