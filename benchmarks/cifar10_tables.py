@@ -5,6 +5,7 @@
     python benchmarks/cifar10_tables.py table1 --out FOLDER         600 epochs of what seeds 0, 1 and 2 found, in turn
     python benchmarks/cifar10_tables.py kernels --out FOLDER        the first 20 of these, torch's and fused kernels
     python benchmarks/cifar10_tables.py eight-epochs --out FOLDER   searches of 8 epochs, torch's and fused kernels
+    python benchmarks/cifar10_tables.py small --out FOLDER          the preset for two cores, on the CPU
     python benchmarks/cifar10_tables.py --draw results/cifar10      the tables again, of what is finished there
 
 Each row is a run of the commands that are printed, in a folder of its own: FOLDER/robustness/lambda4 and the like.
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from asng._untrusted import read_json, read_json_lines
-from asng.runs import CHECKPOINT, METRICS, SUMMARY
+from asng.runs import CHECKPOINT, METRICS, SUMMARY, read_config
 
 CURE = "run the row again"
 ROOT = Path(__file__).parents[1]
@@ -37,6 +38,7 @@ EARLY = 10  # the epoch of which choices are compared with those at the end
 FIRST_EPOCHS = 20  # of trainings that only begin
 SHOWN_EPOCHS = (1, 2, 5, 10, 15, FIRST_EPOCHS)
 SHORT_EPOCHS, SHORT_SEEDS = 8, 6  # of short searches
+SMALL_EPOCHS = (1, 2, 4, 6, 8, 10)  # of the preset for two cores
 Command = tuple[str, ...]
 
 SEARCHES: dict[str, Command] = {
@@ -106,12 +108,18 @@ def eight_epochs(folder: Path) -> dict[str, list[Command]]:
     }
 
 
+def small(folder: Path) -> dict[str, list[Command]]:
+    """The search of the preset for two cores."""
+    return {"seed0": [("search", "--small", "--device", "cpu", "--out", str(folder / "seed0"))]}
+
+
 PARTS: dict[str, Callable[[Path], dict[str, list[Command]]]] = {
     "robustness": robustness,
     "retraining": list_retrainings,
     "table1": table1,
     "kernels": kernels,
     "eight-epochs": eight_epochs,
+    "small": small,
 }
 
 
@@ -255,11 +263,26 @@ def show_eight_epochs(folder: Path) -> str:
     return show_seeds(folder, (1, SHORT_EPOCHS // 2, SHORT_EPOCHS), columns)
 
 
+def show_small(folder: Path) -> str:
+    """A Markdown table with an epoch in each column."""
+    records = [record for record in read_epochs(folder / "seed0") if record["epoch"] in SMALL_EPOCHS]
+    tested = read_config(folder / "seed0")["num_test_images"]
+    rows = {
+        "valid_accuracy": "valid accuracy",
+        "test_accuracy": f"test accuracy of the most likely one ({tested:,} images)",
+    }
+    lines = [f"| epoch | {' | '.join(str(record['epoch']) for record in records)} |", "|---" * (1 + len(records)) + "|"]
+    for name, text in rows.items():
+        lines.append(f"| {text} | {' | '.join(f'{100 * record[name]:.1f} %' for record in records)} |")
+    return "\n".join(lines)
+
+
 SHOW = {
     "robustness": show_robustness,
     "table1": show_table1,
     "kernels": show_kernels,
     "eight-epochs": show_eight_epochs,
+    "small": show_small,
 }
 
 

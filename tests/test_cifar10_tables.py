@@ -6,7 +6,7 @@ import os
 import cifar10_tables as bench
 import pytest
 
-from asng.runs import METRICS, SUMMARY, write_json
+from asng.runs import CONFIG, METRICS, SUMMARY, write_json
 
 
 def write_search(folder, probability, delta=0.05):
@@ -67,9 +67,9 @@ def test_a_search_is_shown_with_the_epoch_in_which_it_settled(tmp_path):
     assert sng == "| sng0.01 | 50.0 % | 25.0 % | 0.300 | - | 0 | 0.050 | 600 |"
 
 
-@pytest.mark.parametrize("part", ["robustness", "kernels", "eight-epochs"])
+@pytest.mark.parametrize("part", ["robustness", "retraining", "kernels", "eight-epochs", "small"])
 def test_the_page_has_the_table_of_the_files(part):
-    table = bench.SHOW[part](bench.FOUND / part)
+    table = bench.SHOW.get(part, bench.show_retraining)(bench.FOUND / part)
     assert table in (bench.ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
@@ -101,6 +101,19 @@ def test_short_searches_have_six_seeds_of_both_kinds_of_kernels_and_are_shown_by
         write_search(tmp_path / f"fused{seed}", [0.3 + 0.1 * seed] * 8)
     assert bench.show_eight_epochs(tmp_path).splitlines()[2:] == [
         f"| fused kernels | {epoch} | 2 | 50.0 ± 0.0 % | 0.350 ± 0.071 |" for epoch in (1, 4, 8)
+    ]
+
+
+def test_the_preset_is_shown_with_an_epoch_in_each_column(tmp_path):
+    (tmp_path / "seed0").mkdir()
+    write_json(tmp_path / "seed0" / CONFIG, {"experiment": "cifar10", "num_test_images": 2000})
+    records = [{"epoch": epoch, "valid_accuracy": epoch / 10, "test_accuracy": 0.5} for epoch in (1, 2, 3)]
+    (tmp_path / "seed0" / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert bench.show_small(tmp_path).splitlines() == [
+        "| epoch | 1 | 2 |",
+        "|---|---|---|",
+        "| valid accuracy | 10.0 % | 20.0 % |",
+        "| test accuracy of the most likely one (2,000 images) | 50.0 % | 50.0 % |",
     ]
 
 
