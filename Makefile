@@ -66,7 +66,7 @@ crash: .venv/installed  ## searches killed at any moment, for minutes; SECONDS=3
 bench: .venv/installed-bench  ## cost of ask and tell beside other libraries
 	$(BIN)/python benchmarks/ask_tell.py
 
-results: .venv/installed  ## tables and figures of docs/results.md, from the files in results/
+results: .venv/installed  ## every table and figure of docs/results.md, from the files in results/
 	$(BIN)/python benchmarks/toy_tables.py
 	$(BIN)/python benchmarks/adapted_population.py --draw results/adapted_population
 	$(BIN)/python benchmarks/adapted_population.py --draw results/adapted_population/longer
@@ -79,6 +79,7 @@ results: .venv/installed  ## tables and figures of docs/results.md, from the fil
 	$(BIN)/python benchmarks/shared_weights.py --draw results/shared-weights --figures docs
 	$(BIN)/python benchmarks/nasbench201.py --draw results/nasbench201 --figure docs/nasbench201.png
 	$(BIN)/python benchmarks/black_box.py --draw results/black_box --figure docs/black_box.png
+	$(BIN)/python benchmarks/inactive.py --draw results/inactive
 
 # Without torch, whose builds for CPUs and GPUs come from several indexes, with sums and packages of their own.
 OF_CUDA := cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13 triton

@@ -2,6 +2,7 @@
 
     python benchmarks/inactive.py --out runs/inactive           about two minutes
     python benchmarks/inactive.py --out runs/inactive --quick   a smoke run; its numbers mean little
+    python benchmarks/inactive.py --draw results/inactive       the table again, from inactive.json
 
 The problem. A chain of D blocks, of which the first `depth` run, an integer from 1 to D. Each block has
 two choices of five. The loss is noisy: the distance of depth from its best value, plus the mean, over
@@ -12,8 +13,8 @@ everything, half, nothing. Two kinds of depth: an integer (a normal distribution
 What is measured. Runs of ASNG with the paper's gradient, in which all variables count in every draw,
 and with `tell(active=)`, which leaves out those of blocks that did not run; the same seeds for both.
 The regret is the loss, without its noise, of the most likely values: after each run, and on average
-over it (the smaller, the faster). The table shows means and standard errors over the seeds, and the
-mean difference in pairs with its own standard error; below zero it is better to leave out.
+over it (the smaller, the faster). The table shows means over the seeds, and mean differences in pairs
+with their standard errors; below zero it is better to leave out.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 
 import asng
+from asng._untrusted import read_json
 
 CHOICES = 5
 
@@ -79,40 +81,35 @@ def compare(setting: dict[str, Any], seeds: int, steps: int) -> dict[str, Any]:
     return row
 
 
-def table(rows: list[dict[str, Any]], seeds: int, steps: int) -> None:
-    print(f"Regret of the most likely values, mean ± standard error over {seeds} seeds of {steps} steps each")
-    head = ["depth", "best of", "lambda", "noise", "", "the paper's way", "left out", "difference", "errors"]
-    widths = [8, 8, 6, 5, 8, 17, 17, 18, 6]
-    print("  ".join(name.rjust(width) for name, width in zip(head, widths, strict=True)))
-    for row in rows:
-        for name in ("last", "average"):
-            cells = [
-                row["depth"],
-                f"{row['best']} of {row['blocks']}",
-                str(row["population_size"]),
-                str(row["noise"]),
-                name,
-            ]
-            cells += [f"{mean:.4f} ± {error:.4f}" for mean, error in (row[name]["paper"], row[name]["mask_inactive"])]
-            mean, error = row[name]["difference"]
-            cells += [f"{mean:+.4f} ± {error:.4f}", f"{mean / error:+.1f}" if error else "-"]
-            print("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
-    for name in ("last", "average"):
-        signs = [mean / error if error else 0.0 for mean, error in (row[name]["difference"] for row in rows)]
-        better, worse = sum(s < -2 for s in signs), sum(s > 2 for s in signs)
-        print(
-            f"{name}: by more than two standard errors, leaving out is better in {better} of {len(rows)} settings "
-            f"and worse in {worse}"
-        )
+def show(result: dict[str, Any]) -> str:
+    """A Markdown table of all settings, and how many of them differ by more than two standard errors."""
+    lines = [
+        "| depth variable | best depth | lambda | the paper's way | left out | difference | difference over the run |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        means = [f"{row['last'][way][0]:.3f}" for way in ("paper", "mask_inactive")]
+        differences = ["{:+.3f} ± {:.3f}".format(*row[name]["difference"]) for name in ("last", "average")]
+        setting = [row["depth"], f"{row['best']} of {row['blocks']}", str(row["population_size"])]
+        lines.append(f"| {' | '.join([*setting, *means, *differences])} |")
+    signs = [mean / error if error else 0.0 for mean, error in (row["last"]["difference"] for row in result["rows"])]
+    better, worse = sum(sign < -2 for sign in signs), sum(sign > 2 for sign in signs)
+    counts = f"better in {better} of {len(signs)} settings and worse in {worse}"
+    lengths = f"{result['seeds']} seeds of {result['steps']} steps each"
+    return "\n".join([*lines, "", f"{lengths}. By more than two standard errors, leaving out is {counts}."])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/inactive"), help="folder for inactive.json")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="only draw the table of this folder")
     parser.add_argument("--seeds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--quick", action="store_true", help="a smoke run of seconds")
     settings = parser.parse_args()
+    if settings.draw:
+        print(show(read_json(settings.draw / "inactive.json", "run the benchmark again", dict[str, Any])))
+        return
     seeds, steps = (3, 60) if settings.quick else (settings.seeds, settings.steps)
     rows = [
         compare(
@@ -122,9 +119,9 @@ def main() -> None:
         for best in (2, 5, 10)
         for population_size in (2, 8)
     ]
-    table(rows, seeds, steps)
     settings.out.mkdir(parents=True, exist_ok=True)
     result = {"quick": settings.quick, "seeds": seeds, "steps": steps, "rows": rows}
+    print(show(result))
     (settings.out / "inactive.json").write_text(json.dumps(result, indent=2) + "\n")
 
 

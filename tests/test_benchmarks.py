@@ -83,7 +83,7 @@ def test_missing_libraries_and_a_missing_rich_are_left_out(tmp_path):
 
 
 SHOWN: dict[str, Callable[[dict[str, Any]], str]] = {
-    "inactive": lambda row: f"{row['last']['difference'][0]:+.4f}",
+    "inactive": lambda row: f"{row['last']['difference'][0]:+.3f}",
     "inpainting": lambda row: f"{row['new_ms']:,.1f}",
     "step": lambda row: f"a limit takes {row['parameters_us']:,.0f} µs for each new architecture",
 }
