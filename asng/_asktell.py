@@ -179,7 +179,8 @@ class Optimizer(ABC):
         """Learn from candidates; only the order of their losses counts.
 
         Args:
-            candidates: Two or more candidates of any earlier ask.
+            candidates: Two or more candidates of any earlier ask. They may be told again, such as with another loss
+                under noise, or the best of the last population beside the next one: each call is an update of its own.
             losses: One number for each, lower is better. Those that are not finite, minus infinity too, count as worst.
             active: For each candidate, the names of the variables that had an effect on its loss; the others are left
                 out of what is learned from it. By default all count, as in the paper.

@@ -158,15 +158,9 @@ def minimize(
     _check_callables(f, space, executor, limits, callback)
     run = BlackBox(space, evaluations, population_size, initial, seed, noisy, limits, restarts)
     target = -math.inf if target is None else check_float(target, "target", gt=-math.inf)
-    evaluator: Evaluator[Trial] = Evaluator(f)
-    if executor is not None:
-        timeout = math.inf if timeout is None else check_float(timeout, "timeout")
-        evaluator = InExecutor(f, executor, timeout=timeout)
-    elif timeout is not None:
-        raise ValueError(f"timeout={timeout!r} needs an executor, such as ProcessPoolExecutor(1): f cannot be stopped")
     with (
         sigterm_as_interrupt(),
-        closing(evaluator),
+        closing(_make_evaluator(f, executor, timeout)) as evaluator,
         _open_checkpoint(run, checkpoint) as save,
         _delayed_progress(progress) as report,
     ):
@@ -183,6 +177,14 @@ def minimize(
             stopped = "executor"
     run.finish()
     return _result(run, stopped)
+
+
+def _make_evaluator(f: Callable[..., Any], executor: Executor | None, timeout: float | None) -> Evaluator[Trial]:
+    if executor is not None:
+        return InExecutor(f, executor, timeout=math.inf if timeout is None else check_float(timeout, "timeout"))
+    if timeout is not None:
+        raise ValueError(f"timeout={timeout!r} needs an executor, such as ProcessPoolExecutor(1): f cannot be stopped")
+    return Evaluator(f)
 
 
 def _evaluate(

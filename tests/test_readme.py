@@ -42,7 +42,7 @@ def test_the_black_box_does_not_depend_on_its_seed(examples):
     assert max(losses) < 0.1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_search_finds_a_network_that_fits_within_its_limit(examples, capsys):
     names: dict[str, Any] = {}
     exec(examples[NETWORK], names)
@@ -52,7 +52,11 @@ def test_the_search_finds_a_network_that_fits_within_its_limit(examples, capsys)
     assert not any(isinstance(module, nas.Decision) for module in found.model.modules())
     x = torch.linspace(-1, 1, 201)[:, None]
     assert names["loss_fn"](found.model, x) < 0.1 * torch.sin(3 * x).var()
-    assert "Sequential" in capsys.readouterr().out
+    assert found.certainty > 0.8
+    printed, shown = capsys.readouterr().out, README.read_text().split("and prints:\n\n```\n")[1].split("\n```")[0]
+    assert printed.startswith(shown.splitlines()[0])
+    assert "\nfeasible: parameters " in printed
+    assert "Sequential" in printed
 
 
 def test_the_readme_is_short():

@@ -58,8 +58,10 @@ class ASNGSampler(BaseSampler):
     trials that violate constraints (`trial.set_constraint`) rank behind both, by the sum of violations.
 
     Args:
-        population_size: Trials compared at a time; by default 4 + floor(3 ln n) for n parameters, also of few trials,
-            whose number a sampler does not know; `minimize` has fewer then.
+        n_trials: How many trials the study will have, of all processes together, which a sampler cannot know: of few
+            trials the population is smaller, as in `minimize`. By default many.
+        population_size: Trials compared at a time; by default 4 + floor(3 ln n) for n parameters, and where `n_trials`
+            are few 0.6 times their square root, in pairs, but 4 at least.
         noisy: Whether the objective may have another value for the same parameters: numbers take shorter steps, and
             values that were tried before may be tried again.
         independent_sampler: Samples parameters that no finished trial has; by default they are drawn uniformly.
@@ -79,11 +81,13 @@ class ASNGSampler(BaseSampler):
     def __init__(
         self,
         *,
+        n_trials: int | None = None,
         population_size: int | None = None,
         noisy: bool = False,
         independent_sampler: Any = None,
         seed: int | None = None,
     ) -> None:
+        self._n_trials = None if n_trials is None else check_int(n_trials, "n_trials", min=1)
         self._given_size = None if population_size is None else check_int(population_size, "population_size", min=2)
         self._noisy = check_bool(noisy, "noisy")
         if independent_sampler is not None and not isinstance(independent_sampler, BaseSampler):
@@ -107,8 +111,13 @@ class ASNGSampler(BaseSampler):
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings; what was learned is learned again from the study."""
-        size, sampler = self._given_size, self._independent_sampler
-        return {"population_size": size, "noisy": self._noisy, "independent_sampler": sampler, "seed": self._entropy}
+        return {
+            "n_trials": self._n_trials,
+            "population_size": self._given_size,
+            "noisy": self._noisy,
+            "independent_sampler": self._independent_sampler,
+            "seed": self._entropy,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -184,7 +193,7 @@ class ASNGSampler(BaseSampler):
             self._forget()
             fresh, self._parameters = trials, parameters
             space = {name: parameter.variable for name, parameter in parameters.items()}
-            size = self._given_size or default_population_size(space)
+            size = self._given_size or default_population_size(space, self._n_trials)
             self._optimizer = black_box_optimizer(space, noisy=self._noisy, population_size=size, seed=0)
         sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
         for trial in fresh:

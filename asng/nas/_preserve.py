@@ -92,19 +92,21 @@ def _restore_attributes(
     module: nn.Module, kind: type, attributes: dict[str, Any], contents: dict[str, Any]
 ) -> list[str]:
     """Restore the class and the attributes of a module; returns what had changed."""
-    now = module.__dict__
-    names = {**attributes, **now}.keys() - TRANSIENT
-    changed = sorted(name for name in names if now.get(name, MISSING) is not attributes.get(name, MISSING))
+    now, changed = module.__dict__, []
+    if not _same_objects(now, attributes):
+        names = {**attributes, **now}.keys() - TRANSIENT
+        changed = sorted(name for name in names if now.get(name, MISSING) is not attributes.get(name, MISSING))
+        now.clear()
+        now.update(attributes)
     if type(module) is not kind:
         changed.append("class")
         module.__class__ = kind
-    now.clear()
-    now.update(attributes)
     for name, old in contents.items():
-        if not _same_objects(attributes[name], old):
+        held = attributes[name]
+        if (held or old) and not _same_objects(held, old):
             changed += [] if name in TRANSIENT else [name.removeprefix("_")]
-            attributes[name].clear()
-            (attributes[name].extend if isinstance(old, list) else attributes[name].update)(old)
+            held.clear()
+            (held.extend if isinstance(held, list) else held.update)(old)
     return changed
 
 
@@ -167,9 +169,9 @@ def forbid_changes(supernet: "Supernet", hook: str) -> Iterator[None]:
 
 
 def _contents(module: nn.Module) -> dict[str, Any]:
-    """Copies of the dicts, lists and sets that are attributes of a module."""
+    """Copies of the dicts, lists and sets that are attributes of a module; most are empty, for which () stands."""
     held = module.__dict__.items()
-    return {name: value.copy() for name, value in held if isinstance(value, (dict, list, set))}
+    return {name: value.copy() if value else () for name, value in held if isinstance(value, (dict, list, set))}
 
 
 def _same_objects(now: Any, old: Any) -> bool:

@@ -43,12 +43,13 @@ def save_result(result: "SearchResult", given: str | Path, settings: Mapping[str
         "probability": result.probability,
         "certainty": result.certainty,
         "inactive": list(result.inactive),
+        "limits": result.limits,
         "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
         "machine": f"torch {torch.__version__}",
         "distribution": describe_distribution(optimizer),
     }
     if result.oneshot is not None:
-        summary |= {"limits": _limit_costs(result), "tree": decision_tree(result.oneshot.supernet.model)}
+        summary["tree"] = decision_tree(result.oneshot.supernet.model)
     if front is not None:
         points = [{"score": a.score, "costs": a.costs, "values": to_dict(a.values)["values"]} for a in front.points]
         others = [{"score": a.score, "costs": a.costs} for a in front.others]
@@ -64,16 +65,6 @@ def save_result(result: "SearchResult", given: str | Path, settings: Mapping[str
     for name, text in files.items():
         with atomic_write(folder / name) as file:
             file.write(text.encode())
-
-
-def _limit_costs(result: "SearchResult") -> list[dict[str, Any]]:
-    """The limits with the costs of the result, as far as those were measured."""
-    costs = result.oneshot.costs  # type: ignore[union-attr]  # of the caller
-    measured = [*costs.measure(result.values), *[None] * len(costs.limits)] if costs.limits else []
-    return [
-        {"name": limit.name, "at_least": limit.at_least, "at_most": limit.at_most, "cost": cost}
-        for limit, cost in zip(costs.limits, measured, strict=False)
-    ]
 
 
 def decision_tree(model: nn.Module) -> list[dict[str, Any]] | None:

@@ -76,7 +76,9 @@ class Limit:
             if not isinstance(bound, numbers.Real) or not math.isfinite(as_float(bound, "a bound must be a number")):
                 raise ValueError(f"the limit of {self.name} must be a finite number, got {bound!r}")
         if bounds != sorted(bounds):
-            raise ValueError(f"no cost is {format_bounds(self)}, as the limit of {self.name} asks")
+            raise ValueError(
+                f"no cost is {format_bounds(self.at_least, self.at_most)}, as the limit of {self.name} asks"
+            )
         fingerprint = getattr(self.measure, "fingerprint", None)
         if not isinstance(fingerprint, (str, type(None))):
             raise ValueError(f"the fingerprint of {self.name} must be text, got {fingerprint!r}")
@@ -101,14 +103,13 @@ class Limit:
         return max(0.0, above, below)
 
 
-def format_bounds(limit: Limit) -> str:
+def format_bounds(at_least: float | None, at_most: float | None) -> str:
     """The bounds of a limit as text.
 
-    >>> from asng.nas import parameters
-    >>> format_bounds(Limit(parameters, 200, at_least=100))
+    >>> format_bounds(100, 200)
     'at least 100 and at most 200'
     """
-    bounds = {"at least": limit.at_least, "at most": limit.at_most}
+    bounds = {"at least": at_least, "at most": at_most}
     return " and ".join(f"{which} {bound:.6g}" for which, bound in bounds.items() if bound is not None)
 
 
@@ -188,6 +189,24 @@ class Costs:
             ValueError: As in `measure`.
         """
         return self._violation(self.measure(values)) if self.limits else FEASIBLE
+
+    def describe(self, values: Values) -> list[dict[str, Any]]:
+        """Return each limit with the cost of an architecture, as plain data.
+
+        Args:
+            values: One value for each decision, by name.
+
+        Returns:
+            For each limit its `name`, `at_least`, `at_most` and the `cost`; None behind the first violated one.
+
+        Raises:
+            ValueError: As in `measure`.
+        """
+        costs = [*self.measure(values), *[None] * len(self.limits)] if self.limits else []
+        return [
+            {"name": limit.name, "at_least": limit.at_least, "at_most": limit.at_most, "cost": cost}
+            for limit, cost in zip(self.limits, costs, strict=False)
+        ]
 
     def _is_complete(self, costs: Sequence[float]) -> bool:
         """Whether these costs decide if the limits are met."""

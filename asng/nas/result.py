@@ -115,6 +115,8 @@ class SearchResult:
         certainty: How far the probability is from that of the start (0) to the largest possible one (1), as in
             `Architecture`; not even a search that is sure of everything reaches a probability of 1.
         inactive: The decisions without effect on this network, whose values do not matter.
+        limits: Each limit by `name`, `at_least`, `at_most` and the `cost` of the architecture; None behind a limit that
+            is violated, where costs are not measured.
         model: The extracted network, with the weights of the search; batch norms need `recalibrate`.
         history: One record per epoch: `train_loss` and `valid_loss`, or with a judge `score`, under limits the share of
             `feasible` candidates, metrics as `train_<metric>` and `valid_<metric>` (means; one called loss only of a
@@ -144,6 +146,7 @@ class SearchResult:
     feasible: bool
     certainty: float
     inactive: tuple[str, ...]
+    limits: list[dict[str, Any]]
     model: nn.Module
     history: list[dict[str, Any]]
     arch_optimizer: Optimizer
@@ -156,24 +159,27 @@ class SearchResult:
         largest = sharpest_distribution(self.arch_optimizer.space, self.values)
         decisions = format_table(decision_rows(self.arch_optimizer, self.values, self.inactive, largest))
         history = [format_table(history_rows(self.history))] if self.history else []
-        return "\n\n".join([decisions, self._summary(), *history, *self._epochs_note()])
+        return "\n\n".join([decisions, "\n".join(self._summary()), *history, *self._epochs_note()])
 
     def _repr_html_(self) -> str:
         """The decisions with the probabilities of their choices as bars, and the epochs, for notebooks."""
         decisions = decisions_table(self.values, describe_distribution(self.arch_optimizer), self.inactive, "")
         history = [rows_table(history_rows(self.history))] if self.history else []
-        return notebook(
-            decisions, element("p", self._summary()), *history, *(element("p", x) for x in self._epochs_note())
-        )
+        summary, note = ([element("p", line) for line in lines] for lines in (self._summary(), self._epochs_note()))
+        return notebook(decisions, *summary, *history, *note)
 
     def _epochs_note(self) -> list[str]:
         """That the table of epochs is not whole, where it is not."""
         epochs = len(self.history)
         return [f"{MAX_EPOCHS} of {epochs} epochs; result.history has all"] if epochs > MAX_EPOCHS else []
 
-    def _summary(self) -> str:
-        feasible = "" if self.feasible else ", infeasible"
-        return f"probability {self.probability:.3g}, certainty {self.certainty:.2f}{feasible}"
+    def _summary(self) -> list[str]:
+        """How sure the search is, and the costs under limits."""
+        costs = f"{'feasible' if self.feasible else 'infeasible'}: {_format_costs(self.limits)}"
+        return [
+            f"probability {self.probability:.3g}, certainty {self.certainty:.2f}",
+            *([costs] if self.limits else []),
+        ]
 
     def save(
         self, folder: str | Path, settings: Mapping[str, Any] | None = None, *, front: Front | None = None
@@ -242,10 +248,12 @@ def build_result(oneshot: OneShot, history: Sequence[Mapping[str, Any]]) -> Sear
     if not isinstance(history, Sequence) or not all(isinstance(record, Mapping) for record in history):
         raise ValueError(f"history must be a list of records, dicts of names and numbers, got {shorten(history)}")
     (architecture,) = top(oneshot)
+    limits = oneshot.costs.describe(architecture.values)
     if not architecture.feasible and _distributed.is_rank0():
-        warnings.warn(_violation_message(oneshot, architecture.values), stacklevel=3)
+        warnings.warn(_violation_message(limits), stacklevel=3)
     return SearchResult(
         *architecture[:5],  # without a score and costs
+        limits=limits,
         model=oneshot.supernet.extract(architecture.values),
         history=[dict(record) for record in history],
         arch_optimizer=oneshot.arch_optimizer,
@@ -389,13 +397,16 @@ def warn_if_short(found: SearchResult, steps: int) -> None:
         )
 
 
-def _violation_message(oneshot: OneShot, values: Values) -> str:
-    pairs = zip(oneshot.costs.limits, oneshot.costs.measure(values), strict=False)  # up to the first that is violated
-    costs = ", ".join(f"{limit.name} {cost:.6g} of {format_bounds(limit)}" for limit, cost in pairs)
-    limits = oneshot.costs.limits
-    is_upper = all(limit.at_least is None for limit in limits)
+def _violation_message(limits: Sequence[Mapping[str, Any]]) -> str:
+    is_upper = all(limit["at_least"] is None for limit in limits)
     cure = "Raise the limits, or let the model's decisions go smaller" if is_upper else "Widen the limits"
-    return f"no architecture met all limits; the nearest has {costs}. {cure}"
+    return f"no architecture met all limits; the nearest has {_format_costs(limits)}. {cure}"
+
+
+def _format_costs(limits: Sequence[Mapping[str, Any]]) -> str:
+    """The costs that were measured, each with its bounds."""
+    measured = (limit for limit in limits if limit["cost"] is not None)
+    return ", ".join(f"{x['name']} {x['cost']:.6g} of {format_bounds(x['at_least'], x['at_most'])}" for x in measured)
 
 
 def probability(distribution: Mapping[str, Any], space: Mapping[str, Variable], values: Values) -> float:

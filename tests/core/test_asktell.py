@@ -99,6 +99,19 @@ def test_candidates_of_earlier_asks_may_be_told_in_any_order_and_mixture():
     assert optimizer.best == Best(third[0].values, 1.0)
 
 
+def test_candidates_told_again_are_learned_from_again():
+    """As after a second evaluation under noise."""
+    optimizer = ASNG({"op": Categorical(range(5))}, delta_init=0.1, seed=1)
+    bad, good = pair = optimizer.ask()
+    assert bad.values != good.values
+    found = [optimizer.distribution()["op"][good.values["op"]]]
+    for losses in ([1, 0], [1, 0], [0, 1]):
+        optimizer.tell(pair, losses)
+        found.append(optimizer.distribution()["op"][good.values["op"]])
+    assert found[0] < found[1] < found[2] > found[3]
+    assert optimizer.best == Best(good.values, 0.0)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_order_within_a_tell_does_not_matter(method):
     left, right = method(SPACE, population_size=6, seed=0), method(SPACE, population_size=6, seed=0)

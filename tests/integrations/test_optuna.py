@@ -127,6 +127,18 @@ def test_noisy_values_are_averaged_over_more_trials():
     assert means[1] == pytest.approx(means[0] / 2) != 0
 
 
+@pytest.mark.parametrize(("settings", "size"), [({}, 10), ({"n_trials": 100}, 6), ({"n_trials": 10_000}, 10)])
+def test_the_population_of_few_trials_is_that_of_minimize(settings, size):
+    study = optimize(mixed, 2, ASNGSampler(**settings))
+    (sampler := study.sampler).infer_relative_search_space(study, None)
+    assert len(sampler._parameters) == 9
+    assert sampler._optimizer.population_size == size
+    space = {name: parameter.variable for name, parameter in sampler._parameters.items()}
+    evaluations = settings.get("n_trials", 1000)
+    minimized = asng.minimize(lambda values: 0.0, space, evaluations=evaluations, target=0.0)
+    assert minimized.optimizer.population_size == size
+
+
 def test_maximization_is_minimization_of_the_negative():
     down = optimize(mixed, 60)
     up = optimize(lambda trial: -mixed(trial), 60, direction="maximize")
@@ -278,8 +290,9 @@ def test_enqueued_trials_and_those_of_other_samplers_count():
     assert len(study.sampler._seen) >= 49
 
 
-def test_a_copied_or_pickled_sampler_samples_the_same():
-    sampler = ASNGSampler(seed=7, population_size=5)
+@pytest.mark.parametrize("settings", [{"population_size": 5}, {"n_trials": 50}])
+def test_a_copied_or_pickled_sampler_samples_the_same(settings):
+    sampler = ASNGSampler(seed=7, **settings)
     study = optimize(mixed, 20, sampler)
     copies = [copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))]
     spaces = [each.infer_relative_search_space(study, None) for each in (sampler, *copies)]
@@ -300,6 +313,7 @@ def test_a_sampler_serves_one_study_after_another():
     ("given", "message"),
     [
         ({"population_size": 1}, "population_size must be at least 2, got 1"),
+        ({"n_trials": 0}, "n_trials must be at least 1, got 0"),
         ({"noisy": "yes"}, "noisy must be True or False, got 'yes'"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"seed": "x"}, "seed must be an integer, got 'x'"),

@@ -75,6 +75,19 @@ def test_new_hooks_attributes_and_submodules_are_removed_and_named(model):
     assert changes == [(linear, "note"), (linear, "forward_hooks"), (linear, "modules")]
 
 
+@pytest.mark.parametrize("empty", [dict, list, set])
+def test_containers_are_the_same_with_what_they_held(model, empty):
+    held, full = empty(), empty(zip("ab", "cd", strict=True))
+    model[1].held, model[1].full, before = held, full, full.copy()
+    with snapshot(model.modules()) as changes:
+        (held.extend if empty is list else held.update)(full)
+        full.clear()
+    assert (model[1].held, model[1].full) == (empty(), before)
+    assert model[1].held is held
+    assert model[1].full is full
+    assert changes == [(model[1], "held"), (model[1], "full")]
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_garbage_collector_is_as_it_was_inside_and_afterward(model, enabled, monkeypatch):
     monkeypatch.setattr(gc, "isenabled", lambda: enabled)

@@ -219,6 +219,28 @@ def test_where_none_is_feasible_a_warning_says_how_near_it_came(tmp_path):
     assert result.values == {"first": 2, "depth": 1}
     assert sum(p.numel() for p in result.model.parameters()) == smallest
     assert all(record["feasible"] == 0 for record in result.history)
+    assert [limit["cost"] for limit in result.limits] == [smallest, None]  # the second one was never measured
+    assert f"infeasible: parameters {smallest} of at most 50" in str(result).splitlines()
+
+
+def test_a_result_prints_its_costs_without_measuring_them_again():
+    measured = []
+
+    def cost(model, values):
+        measured.append(values)
+        return values["depth"] / 8
+
+    oneshot = make_oneshot(limits=[Limit(parameters, 200, at_least=10), Limit(cost, 0.3)])
+    found = result(oneshot)
+    measured.clear()
+    line = f"feasible: parameters {parameters(oneshot.model, found.values)} of at least 10 and at most 200, "
+    line += f"cost {found.values['depth'] / 8:g} of at most 0.3"
+    assert line in str(found).splitlines()
+    assert line in str(copy.deepcopy(found)).splitlines()  # which has no search to ask
+    assert f"<p>{line}</p>" in found._repr_html_()
+    assert found.limits[1] == {"name": "cost", "at_least": None, "at_most": 0.3, "cost": found.values["depth"] / 8}
+    assert measured == []
+    assert result(make_oneshot()).limits == []
 
 
 def test_a_target_is_met_from_both_sides():

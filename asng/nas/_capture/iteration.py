@@ -7,7 +7,7 @@ those that have none.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -31,8 +31,11 @@ from asng.nas._capture.cases import (
     running_modules,
 )
 from asng.nas._capture.effects import Effects
+from asng.nas._capture.mask_check import check_masks
+from asng.nas._capture.static_numbers import StaticNumbers
 from asng.nas._capture.trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._capture.update import WeightUpdate
+from asng.nas._preserve import preserve_rng
 from asng.nas.layers import ElasticLayer
 from asng.nas.supernet import Supernet, Values
 
@@ -99,7 +102,8 @@ class Iteration:
             with without_syncs(), compile_ahead():
                 self._find_switches()
             if self._masked:
-                self._check_masks()
+                self._allocate(len(self._columns))
+                check_masks(self._supernet, self._batches.values(), self._run_masked, self._run_selected)
             if self._amp_dtype is not None:
                 self.update.keep_low(self._amp_dtype, self._only_cast())
             self._allocate(len(self._columns))
@@ -139,34 +143,10 @@ class Iteration:
         while not self._discover():
             pass  # with one more module that is a switch
 
-    def _check_masks(self) -> None:
-        """Refuse masks where the model then computes something else, as by a mean over all channels."""
-        self._allocate(len(self._columns))
-        for values in masked.some_architectures(self._supernet):
-            found, expected = (self._measure(run, values) for run in (self._run_masked, self._run_selected))
-            if difference := masked.find_difference(found, expected):
-                raise Refused(
-                    f"the model has too many widths for switches, and with masks {difference}; something but elastic "
-                    "layers looks at all channels, such as a mean over them, or at their number"
-                )
-
-    def _measure(self, run: Callable[[Values], Mapping[int, Tensor]], values: Values) -> masked.Results:
-        """Run passes, each from the same weights, buffers and RNG state."""
-        model = self._supernet.model
-        with self._fork_rng(), masked.compute_in_double(model, *self._batches.values()), masked.CheckMode():
-            try:
-                gradients = run(values)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                reason = f"in float64, in which masks are checked, the model raises: {first_line(error)}"
-                raise Refused(reason) from None
-            buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        return masked.Results(gradients, self._outputs.clone(), buffers)
-
-    def _run_masked(self, values: Values) -> Mapping[int, Tensor]:
-        """Run passes as a graph would; returns the gradients by the ids of parameters."""
-        self._rows[0] = self._rows[self._n] = torch.tensor(self._columns.encode(values), dtype=torch.int32)
+    def _run_masked(self, values: Values) -> tuple[Mapping[int, Tensor], Tensor]:
+        """Run passes as a graph would; returns the gradients by the ids of parameters, and the losses and metrics."""
+        rows = self._io.rows
+        rows[0] = rows[self._n] = torch.tensor(self._columns.encode(values), dtype=torch.int32)
         parameters = [parameter for flat in self.update.groups for parameter in flat.parameters]
         weights, own = self.update.weights, Weights({id(p): torch.zeros_like(p) for p in parameters}, {})
         self.update.weights = [own, *weights[1:]]
@@ -175,10 +155,10 @@ class Iteration:
             self._judging_pass(0, run_one)
         finally:
             self.update.weights = weights
-        return own.gradients
+        return own.gradients, self._io.outputs
 
-    def _run_selected(self, values: Values) -> Mapping[int, Tensor]:
-        """Run the passes of the plain path; returns the gradients by the ids of parameters."""
+    def _run_selected(self, values: Values) -> tuple[Mapping[int, Tensor], Tensor]:
+        """The same by the passes of the plain path."""
         parameters = [p for flat in self.update.groups for p in flat.parameters if p.requires_grad]
         model = self._supernet.model
         with self._supernet.select_temporarily(values), self._autocast():
@@ -189,7 +169,8 @@ class Iteration:
         self._write("train", 0, outcome.detach())
         self._write("valid", self._n, judged)
         pairs = zip(parameters, found, strict=True)
-        return {id(p): torch.zeros_like(p) if gradient is None else gradient for p, gradient in pairs}
+        gradients = {id(p): torch.zeros_like(p) if gradient is None else gradient for p, gradient in pairs}
+        return gradients, self._io.outputs
 
     def _try_capture(self, *, with_passes: bool) -> None:
         """Capture the bodies of switches and drop them, of those around whole passes, too, or of those inside."""
@@ -233,19 +214,8 @@ class Iteration:
         return {key for key, names in self._consumers.items() if key in held and names == {CAST}}
 
     def _allocate(self, columns: int) -> None:
-        """The numbers that come in, with what they are sent from, and the losses and metrics that go out."""
-        rows = 2 * self._n
-        lrs = 2 * len(self.update.groups)  # float64, each in the place of two int32
-        sizes = [lrs, rows, 1, rows * columns]
-        self._inputs = torch.zeros(sum(sizes), dtype=torch.int32, device=self._device)
-        self._sent = torch.zeros_like(self._inputs, device="cpu")
-        if self._device.type == "cuda":
-            self._sent = self._sent.pin_memory()
-        parts = torch.split(self._inputs, sizes)
-        self._lrs, self._rows = parts[0].view(torch.float64), parts[3].view(rows, columns)
-        self._is_missing, self._trained = parts[1], parts[2][0].fill_(self._n)  # flags of passes, a number of them
         metrics = max(map(len, self._metrics.values()))
-        self._outputs = torch.zeros(rows, 1 + metrics, dtype=torch.float64, device=self._device)
+        self._io = StaticNumbers(self._n, len(self.update.groups), columns, metrics, self._device)
 
     @contextmanager
     def _preserve(self) -> Iterator[None]:
@@ -257,7 +227,7 @@ class Iteration:
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
         for parameter, _ in gradients:
             parameter.grad = None
-        with self._fork_rng(), self._effects.preserve():
+        with preserve_rng(self._supernet), self._effects.preserve():
             try:
                 yield
             finally:
@@ -266,9 +236,6 @@ class Iteration:
                 with torch.no_grad():
                     for tensor, old in zip(kept.values(), before, strict=True):
                         tensor.copy_(old)
-
-    def _fork_rng(self) -> AbstractContextManager[None]:
-        return torch.random.fork_rng([self._device] if self._device.type == "cuda" else [])
 
     def capture(self) -> None:
         """Make a graph of the iteration."""
@@ -293,14 +260,7 @@ class Iteration:
         self, train: Sequence[Values], train_batch: Any, valid: Sequence[Values], valid_batch: Any
     ) -> tuple[list[Numbers], list[Numbers]]:
         """The numbers of the training and of the judging passes, of as many candidates as there are."""
-        lrs = torch.tensor(self.update.lrs, dtype=torch.float64, device="cpu")
-        numbers = [int(at >= len(half)) for half in (train, valid) for at in range(self._n)]
-        numbers.append(len(train))
-        for half in (train, valid):
-            numbers += [number for values in half for number in self._columns.encode(values)]
-            numbers += [0] * ((self._n - len(half)) * len(self._columns))
-        torch.cat([lrs.view(torch.int32), torch.tensor(numbers, dtype=torch.int32, device="cpu")], out=self._sent)
-        self._inputs.copy_(self._sent, non_blocking=True)
+        self._io.send(self.update.lrs, *([self._columns.encode(values) for values in half] for half in (train, valid)))
         self._batches["train"].copy_(train_batch)
         self._batches["valid"].copy_(valid_batch)
         self.update.refresh()
@@ -308,7 +268,7 @@ class Iteration:
             self._run(run_one, run_in_turn, run_one)
         else:
             self._graph.replay()
-        outputs = self._outputs.tolist()  # the only wait
+        outputs = self._io.outputs.tolist()  # the only wait
         judged = outputs[self._n : self._n + len(valid)]
         return self._numbers("train", outputs[: len(train)]), self._numbers("valid", judged)
 
@@ -320,11 +280,11 @@ class Iteration:
         passes = range(1 if switch is run_all else self._n)  # they are alike
 
         def unless_missing(row: int, run_pass: Callable[[], None]) -> Callable[[], None]:
-            return partial(pass_switch, self._is_missing[row], [run_pass])
+            return partial(pass_switch, self._io.is_missing[row], [run_pass])
 
         self.update.begin()
         fork([unless_missing(number, partial(self._train_pass, number, switch)) for number in passes])
-        self.update.step(self.update.lrs if self._device.type == "cpu" else self._lrs.unbind())
+        self.update.step(self.update.lrs if self._device.type == "cpu" else self._io.lrs.unbind())
         fork([unless_missing(self._n + number, partial(self._judging_pass, number, switch)) for number in passes])
 
     def _train_pass(self, number: int, switch: Switch) -> None:
@@ -333,7 +293,7 @@ class Iteration:
             loss = self._run_pass("train", number, trace)
             if not loss.requires_grad:
                 raise Refused("the loss has no gradient")  # the plain path says more
-            trace.backward(loss / (self._trained if self._limited else self._n))
+            trace.backward(loss / (self._io.trained if self._limited else self._n))
         finally:
             trace.scope.forget()  # also where it failed: nothing else would free it
 
@@ -344,7 +304,7 @@ class Iteration:
 
     def _trace(self, kind: str, row: int, number: int, switch: Switch) -> Trace:
         root, weights = self._passes[kind], self.update.weights[number]
-        inputs = self._columns, switch, root, self._rows[row], weights
+        inputs = self._columns, switch, root, self._io.rows[row], weights
         return Trace(self._supernet, *inputs, self._surroundings, self._masked, self._discovers)
 
     def _run_pass(self, kind: str, row: int, trace: Trace) -> Tensor:
@@ -379,7 +339,7 @@ class Iteration:
             return
         if list(outcome.metrics) != self._metrics[kind]:
             raise Refused(f"the metrics change from {self._metrics[kind]} to {list(outcome.metrics)}")
-        for target, value in zip(self._outputs[row], (outcome.loss, *outcome.metrics.values()), strict=False):
+        for target, value in zip(self._io.outputs[row], (outcome.loss, *outcome.metrics.values()), strict=False):
             target.copy_(value) if isinstance(value, Tensor) else target.fill_(value)
 
 

@@ -2,30 +2,23 @@
 
 Where widths have too many combinations for switches, a captured step runs layers in this form. The sizes are numbers
 on the device. What is left out has no influence on layers that follow, since their weights for it are 0, too; whether
-something else in the model looks at it, such as a mean over all channels, is checked by comparing a few passes with
-the plain path, in float64, in which rounding hides nothing.
+something else in the model looks at it, such as a mean over all channels, is what `mask_check` checks.
 """
 
-import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from asng.nas import layers
-from asng.nas._capture.cases import StaticBatch
 from asng.nas._size import AnySize, map_sizes
 from asng.nas.layers._base import ElasticLayer
 from asng.nas.layers.conv import ElasticConv
 from asng.nas.supernet import Supernet
 
-TOLERANCE = 1e-4  # relative; parts of a model that are in float32 all the same make about 1e-6
 Masks = Mapping[str, Any]  # of each elastic argument a bool tensor (largest size,), or a tuple of them
 MaskFn = Callable[..., Tensor]  # the mask of a size, of the first entries or, `centered`, of those in the middle
 
@@ -196,93 +189,3 @@ def find_layers(supernet: Supernet) -> list[ElasticLayer]:
 def _is_elastic(layer: ElasticLayer) -> bool:
     sizes = [part for size in layer.sizes.values() for part in (size if isinstance(size, tuple) else (size,))]
     return any(size.decisions for size in sizes)
-
-
-def some_architectures(supernet: Supernet) -> Iterator[dict[str, Any]]:
-    """The first values of all decisions, the last ones, and some of each, on which masks are tried."""
-    draw = random.Random(0)
-    chosen: list[Callable[[Any], Any]] = [lambda values: values[0], lambda values: values[-1], draw.choice]
-    for choose in chosen:
-        yield {name: choose(variable.values()) for name, variable in supernet.space.items()}
-
-
-class Results(NamedTuple):
-    """Results of passes of one architecture."""
-
-    gradients: Mapping[int, Tensor]  # by the ids of parameters
-    numbers: Tensor  # losses and metrics
-    buffers: Mapping[str, Tensor]
-
-
-def find_difference(found: Results, expected: Results) -> str | None:
-    """Return what of masked passes differs from plain ones by more than rounding."""
-    if not (difference := relative_difference(found.gradients, expected.gradients)) <= TOLERANCE:
-        return f"its gradient differs by {difference:.2%} from the plain one"
-    numbers = torch.stack([found.numbers, expected.numbers], -1)[~_are_close(found.numbers, expected.numbers)]
-    for number, plain in numbers.tolist():
-        return f"its loss, its score or a metric is {number:g} instead of {plain:g}"
-    for name, buffer in expected.buffers.items():
-        if not _are_close(found.buffers[name], buffer).all():
-            return f"its buffer {name} differs from the plain one"
-    return None
-
-
-def _are_close(one: Tensor, other: Tensor) -> Tensor:
-    return torch.isclose(one.double(), other.double(), TOLERANCE, 1e-9, equal_nan=True)
-
-
-def relative_difference(found: Mapping[int, Tensor], expected: Mapping[int, Tensor]) -> float:
-    """The norm of the difference of two gradients, relative to that of the second."""
-    squares = [torch.stack([(found[key] - g).square().sum(), g.square().sum()]) for key, g in expected.items()]
-    error, norm = torch.stack(squares).sum(0).sqrt().tolist()
-    return float(error / norm if norm else error)
-
-
-@contextmanager
-def compute_in_double(model: nn.Module, *batches: StaticBatch) -> Iterator[None]:
-    """Let a model and its batches be in float64, which autocast leaves alone; buffers are restored on exit."""
-    tensors = [*model.parameters(), *model.buffers()]
-    before, given, dtype = (
-        [tensor.data for tensor in tensors],
-        [batch.batch for batch in batches],
-        torch.get_default_dtype(),
-    )
-    try:
-        torch.set_default_dtype(torch.double)
-        for tensor in tensors:
-            tensor.data = _to_double(tensor.data).clone()
-        for batch in batches:
-            batch.batch = pytree.tree_map_only(Tensor, _to_double, batch.batch)
-        yield
-    finally:
-        torch.set_default_dtype(dtype)
-        for tensor, old in zip(tensors, before, strict=True):
-            tensor.data = old
-        for batch, old_batch in zip(batches, given, strict=True):
-            batch.batch = old_batch
-
-
-def _to_double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
-class CheckMode(TorchFunctionMode):
-    """Lets dropout pass its input on, as masked layers would draw other numbers, and lets nothing leave float64."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = pytree.tree_map_only(torch.dtype, _widen, (tuple(args), dict(kwargs or {})))
-        name, given = getattr(func, "__name__", ""), args[0] if args else kwargs.get("input")
-        if "dropout" in name:
-            return given
-        if name == "scaled_dot_product_attention":
-            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-            return func(**{**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0})
-        if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
-            func = Tensor.double
-        if func is torch.empty_like:  # as for the results of a switch, of which a dry run found the type
-            kwargs.setdefault("dtype", _widen(given.dtype))
-        return func(*args, **kwargs)
-
-
-def _widen(dtype: torch.dtype) -> torch.dtype:
-    return torch.double if dtype.is_floating_point else dtype

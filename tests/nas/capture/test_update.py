@@ -1,17 +1,19 @@
-"""Captured steps make the weights views of one tensor: what users notice of that, and what they do not."""
+"""Captured steps make the weights views of one tensor, and move them as torch does: what users notice of that."""
 
 # mypy: disable-error-code="attr-defined, index, union-attr"
 
 import copy
+import inspect
 import io
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from asng import nas
-from asng.nas._capture.update import WeightUpdate
+from asng.nas._capture.update import CAPTURABLE, WeightUpdate
 from tests.helpers.captures import Body, Choosy, iteration, oneshot, step
 from tests.helpers.searches import batches, pairs
 
@@ -129,3 +131,47 @@ def test_a_module_that_changes_views_is_named():
     WeightUpdate(torch.optim.SGD(model.parameters(), 0.1), math.inf, 2)
     with pytest.raises(ValueError, match=r"of 0 \(Halves\) changed the numbers of 0\.blocks\.1 \(Linear\)"):
         nas.extract(model, {"depth": 2})
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        torch.optim.SGD,
+        partial(torch.optim.SGD, momentum=0.9),
+        partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+        *(getattr(torch.optim, name) for name in CAPTURABLE),
+        partial(torch.optim.Adam, amsgrad=True),
+        partial(torch.optim.RMSprop, momentum=0.9, centered=True),
+        partial(torch.optim.ASGD, t0=2),
+        partial(torch.optim.NAdam, decoupled_weight_decay=True),
+    ],
+)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_flat_gradients_move_weights_as_torch_does(optimizer, weight_decay):
+    settings = {"lr": 0.1} | ({} if optimizer is torch.optim.Rprop else {"weight_decay": weight_decay})
+    ours = [
+        nn.Parameter(torch.randn(())),
+        nn.Parameter(torch.randn(3, 5)),
+        nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)),
+        nn.Parameter(torch.randn(4, 70)[:, ::2]),
+    ]
+    theirs = copy.deepcopy(ours)
+    made = [optimizer(p, **settings) for p in (ours, theirs)]
+    flat = WeightUpdate(made[0], math.inf, 1)
+    for number in range(8):
+        flat.begin()
+        for index, (one, two) in enumerate(zip(ours, theirs, strict=True)):
+            if number >= index:  # the others are touched later
+                gradient = torch.randn_like(one)
+                flat.weights[0].gradients[id(one)].copy_(gradient)
+                two.grad = gradient
+        flat.step(flat.lrs)
+        made[1].step()
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        for one in made:
+            one.param_groups[0]["lr"] *= 0.7  # with which the state of some begins
+
+
+def test_all_of_torchs_capturable_optimizers_are_captured():
+    kinds = [kind for kind in vars(torch.optim).values() if inspect.isclass(kind)]
+    assert sorted(k.__name__ for k in kinds if "capturable" in inspect.signature(k).parameters) == sorted(CAPTURABLE)
