@@ -71,12 +71,6 @@ def _normalize(value, mean, scale, shift, mask):
 
 
 @triton.jit
-def _factor(taps, tap, c, STRIDE: tl.constexpr):
-    """The weights of a tap, as a row."""
-    return tl.load(taps + tap * STRIDE + c, c < STRIDE, other=0.0)[None, :]
-
-
-@triton.jit
 def _locate(p, height: tl.constexpr, width: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """The images, and first rows and columns of blocks p of maps."""
     ACROSS: tl.constexpr = (width + COLUMNS - 1) // COLUMNS
@@ -91,27 +85,33 @@ def _mask(here, h, w, c, H: tl.constexpr, W: tl.constexpr, STRIDE: tl.constexpr)
 
 
 @triton.jit
+def _factor(taps, tap, c, STRIDE: tl.constexpr):
+    """The weights of a tap, as a row."""
+    return tl.load(taps + tap * STRIDE + c, c < STRIDE, other=0.0)[None, :]
+
+
+@triton.jit
 def _add(sums, index: tl.constexpr, value):
     """The sums, with a value added to one of them."""
     return sums[:index] + (sums[index] + value,) + sums[index + 1 :]  # noqa: RUF005 (Triton has no stars)
 
 
-@triton.jit
-def _add_tap(
-    sums, index: tl.constexpr, value, taps, ky: tl.constexpr, kx: tl.constexpr, c, K: tl.constexpr, STRIDE: tl.constexpr
-):
-    """The sums, with a value times the weights of a tap added to one of them, if there is such a tap."""
-    if (ky >= 0) & (ky < K) & (kx >= 0) & (kx < K):
-        sums = _add(sums, index, value * _factor(taps, ky * K + kx, c, STRIDE))
-    return sums
+# Which tap connects two pixels is computed by Python. Triton generates a function again for each value of its
+# constants: functions of pairs of pixels took most of the time in which the kernels of a network were compiled.
 
 
-@triton.jit
-def _add_product(sums, value, outer, ky: tl.constexpr, kx: tl.constexpr, K: tl.constexpr):
-    """The sums of all taps, with a product added to one of them, if there is such a tap."""
-    if (ky >= 0) & (ky < K) & (kx >= 0) & (kx < K):
-        sums = _add(sums, ky * K + kx, value * outer)
-    return sums
+@triton.constexpr_function
+def _tap_from(pixel, y, z, COLUMNS, STEP, K):
+    """The tap by which a pixel of a block of outputs looks at (y, z) of its inputs, or -1."""
+    ky, kx = y - pixel // COLUMNS * STEP, z - pixel % COLUMNS * STEP
+    return ky * K + kx if 0 <= ky < K and 0 <= kx < K else -1
+
+
+@triton.constexpr_function
+def _tap_to(pixel, y, z, COLUMNS, STEP, K):
+    """The tap by which (y, z) of the outputs looks at a pixel of a block of inputs, or -1."""
+    ky, kx = pixel // COLUMNS + K // 2 - y * STEP, pixel % COLUMNS + K // 2 - z * STEP
+    return ky * K + kx if 0 <= ky < K and 0 <= kx < K else -1
 
 
 @triton.jit
@@ -168,11 +168,10 @@ def depthwise_forward(
             if NORM:
                 value = _normalize(value, mean[None, :], scale[None, :], shift[None, :], mask)
             value = _rectify(value.to(tl.float32))
-            for row in tl.static_range(ROWS):
-                for column in tl.static_range(COLUMNS):
-                    sums = _add_tap(
-                        sums, row * COLUMNS + column, value, taps, y - row * STEP, z - column * STEP, c, K, STRIDE
-                    )
+            for at in tl.static_range(ROWS * COLUMNS):
+                if _tap_from(at, y, z, COLUMNS, STEP, K) >= 0:
+                    factor = _factor(taps, _tap_from(at, y, z, COLUMNS, STEP, K), c, STRIDE)
+                    sums = _add(sums, at, value * factor)
     target = d + ((n * OH + i) * OW + j)[:, None] * STRIDE + c[None, :]
     for row in tl.static_range(ROWS):
         for column in tl.static_range(COLUMNS):
@@ -259,16 +258,11 @@ def depthwise_backward(
             for z in tl.static_range(FIRST, (COLUMNS - 1 + MIDDLE) // STEP + 1):
                 mask = _mask(here, top + y, left + z, c, OH, OW, STRIDE)
                 outer = tl.load(source + (y * OW + z) * STRIDE, mask, other=0.0).to(tl.float32)
-                for row in tl.static_range(ROWS):
-                    for column in tl.static_range(COLUMNS):
-                        gradients = _add_tap(
-                            *(gradients, row * COLUMNS + column, outer, taps),
-                            *(row + MIDDLE - y * STEP, column + MIDDLE - z * STEP, c, K, STRIDE),
-                        )
-                        dweights = _add_product(
-                            *(dweights, inputs[row * COLUMNS + column], outer),
-                            *(row + MIDDLE - y * STEP, column + MIDDLE - z * STEP, K),
-                        )
+                for at in tl.static_range(ROWS * COLUMNS):
+                    if _tap_to(at, y, z, COLUMNS, STEP, K) >= 0:
+                        factor = _factor(taps, _tap_to(at, y, z, COLUMNS, STEP, K), c, STRIDE)
+                        gradients = _add(gradients, at, outer * factor)
+                        dweights = _add(dweights, _tap_to(at, y, z, COLUMNS, STEP, K), inputs[at] * outer)
         for row in tl.static_range(ROWS):
             for column in tl.static_range(COLUMNS):
                 mask = _mask(here, i + row, j + column, c, H, W, STRIDE)
