@@ -58,10 +58,10 @@ class ASNGSampler(BaseSampler):
     trials that violate constraints (`trial.set_constraint`) rank behind both, by the sum of violations.
 
     Args:
-        n_trials: How many trials the study will have, of all processes together, which a sampler cannot know: of few
-            trials the population is smaller, as in `minimize`. By default many.
-        population_size: Trials compared at a time; by default 4 + floor(3 ln n) for n parameters, and where `n_trials`
-            are few 0.6 times their square root, in pairs, but 4 at least.
+        n_trials: Trials that the study will have, those of all processes together. If they are few, the population is
+            smaller, as in `minimize`. Optuna does not tell a sampler; by default they count as many.
+        population_size: Trials compared at a time; by default 4 + floor(3 ln n) for n parameters, or, where `n_trials`
+            are few, 0.6 times their square root, in pairs, but 4 at least. If given, `n_trials` has no effect.
         noisy: Whether the objective may have another value for the same parameters: numbers take shorter steps, and
             values that were tried before may be tried again.
         independent_sampler: Samples parameters that no finished trial has; by default they are drawn uniformly.

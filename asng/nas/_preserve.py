@@ -103,7 +103,7 @@ def _restore_attributes(
         module.__class__ = kind
     for name, old in contents.items():
         held = attributes[name]
-        if (held or old) and not _same_objects(held, old):
+        if (len(held) or len(old)) and not _same_objects(held, old):
             changed += [] if name in TRANSIENT else [name.removeprefix("_")]
             held.clear()
             (held.extend if isinstance(held, list) else held.update)(old)
@@ -169,9 +169,9 @@ def forbid_changes(supernet: "Supernet", hook: str) -> Iterator[None]:
 
 
 def _contents(module: nn.Module) -> dict[str, Any]:
-    """Copies of the dicts, lists and sets that are attributes of a module; most are empty, for which () stands."""
+    """Copies of the dicts, lists and sets that are attributes of a module; () for empty ones, which most are."""
     held = module.__dict__.items()
-    return {name: value.copy() if value else () for name, value in held if isinstance(value, (dict, list, set))}
+    return {name: value.copy() if len(value) else () for name, value in held if isinstance(value, (dict, list, set))}
 
 
 def _same_objects(now: Any, old: Any) -> bool:

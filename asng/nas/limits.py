@@ -27,6 +27,7 @@ Measure = Callable[[nn.Module, Values], SupportsFloat]
 """A measure of an architecture: (model, values) -> a number."""
 
 MAX_NETWORKS = 10_000  # networks whose costs are remembered, those asked for last
+MAX_WHOLE = 1e15  # up to which whole numbers are shown with all digits
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,17 @@ def format_bounds(at_least: float | None, at_most: float | None) -> str:
     'at least 100 and at most 200'
     """
     bounds = {"at least": at_least, "at most": at_most}
-    return " and ".join(f"{which} {bound:.6g}" for which, bound in bounds.items() if bound is not None)
+    return " and ".join(f"{which} {format_cost(bound)}" for which, bound in bounds.items() if bound is not None)
+
+
+def format_cost(number: float) -> str:
+    """A cost or a bound as text: whole numbers with all digits, which may be all that tells one from the other.
+
+    >>> format_cost(1_000_001.0), format_cost(0.00412345678)
+    ('1000001', '0.00412346')
+    """
+    number = float(number)  # a bound may be a fraction
+    return f"{number:.0f}" if number.is_integer() and abs(number) < MAX_WHOLE else f"{number:.6g}"
 
 
 class Costs:
@@ -197,7 +208,8 @@ class Costs:
             values: One value for each decision, by name.
 
         Returns:
-            For each limit its `name`, `at_least`, `at_most` and the `cost`; None behind the first violated one.
+            For each limit its `name`, `at_least`, `at_most` and the `cost`; None after the first violated one. A
+            latency is as exact as its limit needed it.
 
         Raises:
             ValueError: As in `measure`.

@@ -20,7 +20,7 @@ from asng._untrusted import shorten
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._saving import MAX_EPOCHS, decision_rows, format_rounded, format_table, history_rows, save_result
-from asng.nas.limits import format_bounds
+from asng.nas.limits import format_bounds, format_cost
 from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
 from asng.optimizer import ASNG
@@ -115,8 +115,9 @@ class SearchResult:
         certainty: How far the probability is from that of the start (0) to the largest possible one (1), as in
             `Architecture`; not even a search that is sure of everything reaches a probability of 1.
         inactive: The decisions without effect on this network, whose values do not matter.
-        limits: Each limit by `name`, `at_least`, `at_most` and the `cost` of the architecture; None behind a limit that
-            is violated, where costs are not measured.
+        limits: Each limit by `name`, `at_least`, `at_most` and the `cost` of the architecture; None after a limit that
+            is violated, where costs are not measured. A latency is as exact as its limit needed it, often two runs:
+            call `nas.Latency` to know it better.
         model: The extracted network, with the weights of the search; batch norms need `recalibrate`.
         history: One record per epoch: `train_loss` and `valid_loss`, or with a judge `score`, under limits the share of
             `feasible` candidates, metrics as `train_<metric>` and `valid_<metric>` (means; one called loss only of a
@@ -406,7 +407,10 @@ def _violation_message(limits: Sequence[Mapping[str, Any]]) -> str:
 def _format_costs(limits: Sequence[Mapping[str, Any]]) -> str:
     """The costs that were measured, each with its bounds."""
     measured = (limit for limit in limits if limit["cost"] is not None)
-    return ", ".join(f"{x['name']} {x['cost']:.6g} of {format_bounds(x['at_least'], x['at_most'])}" for x in measured)
+    return ", ".join(
+        f"{limit['name']} {format_cost(limit['cost'])} of {format_bounds(limit['at_least'], limit['at_most'])}"
+        for limit in measured
+    )
 
 
 def probability(distribution: Mapping[str, Any], space: Mapping[str, Variable], values: Values) -> float:

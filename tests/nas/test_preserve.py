@@ -88,6 +88,17 @@ def test_containers_are_the_same_with_what_they_held(model, empty):
     assert changes == [(model[1], "held"), (model[1], "full")]
 
 
+def test_containers_that_count_as_false_are_restored(model):
+    class Falsy(list):
+        def __bool__(self):
+            return False
+
+    model[1].held = Falsy([1, 2])
+    with snapshot(model.modules()):
+        model[1].held[0] = 3
+    assert list(model[1].held) == [1, 2]
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_garbage_collector_is_as_it_was_inside_and_afterward(model, enabled, monkeypatch):
     monkeypatch.setattr(gc, "isenabled", lambda: enabled)

@@ -5,6 +5,7 @@ import copy
 import itertools
 import json
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -241,6 +242,14 @@ def test_a_result_prints_its_costs_without_measuring_them_again():
     assert found.limits[1] == {"name": "cost", "at_least": None, "at_most": 0.3, "cost": found.values["depth"] / 8}
     assert measured == []
     assert result(make_oneshot()).limits == []
+
+
+def test_printed_costs_have_the_digits_that_decide():
+    limits = [Limit(lambda model, values: 1_000_001, 1_000_000, name="cost"), Limit(parameters, Fraction(401, 2))]  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="the nearest has cost 1000001 of at most 1000000"):
+        found = result(make_oneshot(limits=limits))
+    assert "infeasible: cost 1000001 of at most 1000000" in str(found).splitlines()
+    assert "of at most 200.5" in str(result(make_oneshot(limits=limits[1:])))
 
 
 def test_a_target_is_met_from_both_sides():

@@ -1,4 +1,4 @@
-"""Whether masks change what a model computes: a few passes beside the plain path, in which rounding hides nothing."""
+"""Whether masks change what a model computes: a few passes in float64, compared with those of the plain path."""
 
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping

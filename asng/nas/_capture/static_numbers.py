@@ -12,7 +12,7 @@ class StaticNumbers:
         n: Candidates in each half.
         groups: Param groups of the weight optimizer.
         columns: Numbers of an architecture.
-        metrics: The most metrics that a pass has.
+        metrics: Max metrics of a pass.
         device: Where the graph runs.
 
     Attributes:
