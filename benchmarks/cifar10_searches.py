@@ -92,7 +92,7 @@ def idle_share(draws: int = 2000, cells: int = 20) -> float:
 
 
 def draw(searches: Sequence[Search], path: Path) -> None:
-    """Accuracy and mean largest probability against epochs, test errors against time."""
+    """Accuracy against epochs, test error and mean largest probability against time."""
     figure = Figure(figsize=(12, 3.2), layout="constrained")
     accuracy, error, certainty = figure.subplots(1, 3)
     for search, color in zip(searches, COLORS, strict=False):
@@ -102,11 +102,11 @@ def draw(searches: Sequence[Search], path: Path) -> None:
         minutes = [seconds / 60 for seconds in accumulate(record["seconds"] for record in search.records)]
         tested = sorted(search.tests.items())
         error.plot([minutes[e - 1] for e, _ in tested], [100 - 100 * a for _, a in tested], "o-", color=color)
-        certainty.plot(epochs, [record["largest_probability"] for record in search.records], color=color)
+        certainty.plot(minutes, [record["largest_probability"] for record in search.records], color=color)
     certainty.axhline(0.9, color="0.6", linewidth=0.8, linestyle="--")
     accuracy.set(xlabel="epoch", ylabel="valid accuracy of sampled ones [%]")
     error.set(xlabel="minutes", ylabel="test error of the most likely one [%]")
-    certainty.set(xlabel="epoch", ylabel="mean largest probability")
+    certainty.set(xlabel="minutes", ylabel="mean largest probability")
     accuracy.legend(fontsize=7, frameon=False)
     for axes in (accuracy, error, certainty):
         axes.grid(alpha=0.3)
