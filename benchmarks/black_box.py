@@ -9,7 +9,7 @@
     random          uniform draws
     CatCMAwM        of cmaes, all defaults
     TPE, GP         Optuna's TPESampler and GPSampler, all defaults
-    asng in Optuna  asng's ASNGSampler, all defaults
+    asng in Optuna  asng's ASNGSampler, all defaults; "asng in Optuna, n_trials", told the evaluations, if asked for
     1+1, NGOpt      nevergrad's DiscreteOnePlusOne and NGOpt
     GA              pymoo's MixedVariableGA, all defaults
 
@@ -38,7 +38,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # OpenBLAS reads it when NumPy is imported
 
 import numpy as np
-from black_box_methods import METHODS
+from black_box_methods import DEFAULT, METHODS
 from black_box_problems import PROBLEMS, Values
 from black_box_report import draw, show
 
@@ -93,7 +93,7 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, help="default: all that there are data for")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=DEFAULT)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first-seed", type=int, default=0, help="1000 to try settings, apart from what is reported")
     parser.add_argument("--evaluations", type=int, default=math.inf, help="at most, instead of what a problem has")

@@ -68,14 +68,17 @@ class Suggested(dict[str, Any]):
         return value
 
 
-def by_optuna(f: Loss, problem: Problem, evaluations: int, seed: int, *, sampler: str) -> None:
+def by_optuna(
+    f: Loss, problem: Problem, evaluations: int, seed: int, *, sampler: str, told_trials: bool = False
+) -> None:
     import optuna
 
     from asng.integrations.optuna import ASNGSampler
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if sampler == "ASNGSampler":
-        chosen: Any = ASNGSampler(noisy=problem.noise > 0, seed=seed)
+        n_trials = evaluations if told_trials else None
+        chosen: Any = ASNGSampler(noisy=problem.noise > 0, n_trials=n_trials, seed=seed)
     else:
         chosen = getattr(optuna.samplers, sampler)(seed=seed)
     study = optuna.create_study(sampler=chosen)
@@ -172,4 +175,6 @@ METHODS: dict[str, tuple[str, Callable[..., Values | None]]] = {  # and the pack
     "1+1": ("nevergrad", partial(by_nevergrad, name="DiscreteOnePlusOne")),
     "NGOpt": ("nevergrad", partial(by_nevergrad, name="NGOpt")),
     "GA": ("pymoo", by_pymoo),
+    "asng in Optuna, n_trials": ("optuna", partial(by_optuna, sampler="ASNGSampler", told_trials=True)),
 }
+DEFAULT = [method for method in METHODS if method != "asng in Optuna, n_trials"]

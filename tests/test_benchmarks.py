@@ -169,6 +169,19 @@ def test_whole_runs_are_compared_at_the_evaluations_that_all_had():
     assert "| mixint f1 | 1000 | 5 [5, 5] | **3** [3, 3] |" in "\n".join(show([longer, shorter]))
 
 
+@pytest.mark.parametrize(("reached", "ratio"), [(2, "not reached"), (3, "0.40")], ids=["half", "more than half"])
+def test_a_median_is_reached_by_more_than_half_of_the_runs(reached, ratio):
+    from black_box_report import show_ratios
+
+    row = {"problem": "mixint f1", "evaluations": 1000}
+    start = [[1, 5.0]]
+    others = [{**row, "method": "CatCMAwM", "seed": seed, "regret": 1.0, "steps": start} for seed in range(4)]
+    runs = [[*start, [400, 0.5]] if seed < reached else start for seed in range(4)]
+    own = [{**row, "method": "asng", "seed": seed, "regret": 0.5, "steps": steps} for seed, steps in enumerate(runs)]
+    (table,) = show_ratios([*others, *own])
+    assert f"| mixint f1 | 0.00 | 0.00 | {ratio} |" in table
+
+
 def test_the_tables_of_black_boxes_are_what_the_kept_rows_give():
     from black_box_report import show
 
