@@ -79,6 +79,7 @@ results: .venv/installed  ## every table and figure of docs/results.md, from the
 	$(BIN)/python benchmarks/shared_weights.py --draw results/shared-weights --figures docs
 	$(BIN)/python benchmarks/nasbench201.py --draw results/nasbench201 --figure docs/nasbench201.png
 	$(BIN)/python benchmarks/black_box.py --draw results/black_box --figure docs/black_box.png
+	$(BIN)/python benchmarks/black_box.py --draw results/black_box/n_trials
 	$(BIN)/python benchmarks/inactive.py --draw results/inactive
 
 # Without torch, whose builds for CPUs and GPUs come from several indexes, with sums and packages of their own.

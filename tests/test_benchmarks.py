@@ -182,11 +182,12 @@ def test_a_median_is_reached_by_more_than_half_of_the_runs(reached, ratio):
     assert f"| mixint f1 | 0.00 | 0.00 | {ratio} |" in table
 
 
-def test_the_tables_of_black_boxes_are_what_the_kept_rows_give():
+@pytest.mark.parametrize("folder", ["black_box", "black_box/n_trials"])
+def test_the_tables_of_black_boxes_are_what_the_kept_rows_give(folder):
     from black_box_report import show
 
     root = SCRIPT.parents[1]
-    rows = [json.loads(line) for line in (root / "results" / "black_box" / "rows.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (root / "results" / folder / "rows.jsonl").read_text().splitlines()]
     page = (root / "docs" / "results.md").read_text(encoding="utf-8")
     assert [table for table in show(rows) if table not in page] == []
     seeds = Counter((row["problem"], row["method"], row["evaluations"]) for row in rows)
