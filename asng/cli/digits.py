@@ -94,8 +94,8 @@ def describe_error(summary: dict[str, Any]) -> str:
     """What differences between the accuracies of one run mean."""
     images, error, of_difference = digits.sampling_error(summary["accuracy"])
     return (
-        f"On {images} test images an accuracy has a standard error of {100 * error:.2f} points, a difference of two "
-        f"{100 * of_difference:.2f}: what is less than twice that may be chance. --seeds 10 compares means."
+        f"On {images} test images an accuracy has a standard error of {100 * error:.2f} points, and the difference of "
+        f"two one of {100 * of_difference:.2f}: what is below twice that may be chance. --seeds 10 compares means."
     )
 
 
