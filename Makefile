@@ -8,6 +8,9 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json report.html export tensorboard summary.json)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL := $(PIP) --constraint constraints.txt
+# Without build isolation, so that setuptools, too, is the pinned one. As a path: beside a folder named asng, such as this
+# one, setuptools' import finder would lose against that folder.
+EDITABLE := --no-build-isolation --config-settings editable_mode=compat --editable
 
 .PHONY: demo quick test test-all test-integrations test-kernels test-browser test-packaging test-workflows release-check docs format hooks fuzz crash bench results lock audit clean
 
@@ -101,31 +104,30 @@ audit:  ## known vulnerabilities of all pinned versions: by pip-audit, which ask
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# Files are checked against the hashes of requirements-dev.txt, except for torch, which is pinned to the version. Without
-# build isolation, so that setuptools, too, is the pinned one.
+# Files are checked against the hashes of requirements-dev.txt, except for torch, which is pinned to the version.
 .venv/installed: pyproject.toml constraints.txt requirements-dev.txt
 	@echo 'Installing into .venv, which takes some minutes ...'
 	$(PYTHON) -m venv .venv
 	$(PIP) --no-deps --require-hashes --requirement requirements-dev.txt
 	$(INSTALL) torch
-	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev]'
+	$(INSTALL) $(EDITABLE) '.[experiments,export,dev]'
 	touch $@
 
 .venv/installed-bench: .venv/installed
-	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,bench]'
+	$(INSTALL) $(EDITABLE) '.[experiments,export,dev,bench]'
 	touch $@
 
 # PyPI's torchvision is for a torch with CUDA; beside one for CPUs all that imports it if it is there, as Lightning does,
 # would fail. So it is apart from the rest, for tests that ask for it.
 .venv/installed-integrations: .venv/installed
-	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,dask,optuna,tensorboard]' transformers accelerate pytorch-lightning
+	$(INSTALL) $(EDITABLE) '.[experiments,export,dev,dask,optuna,tensorboard]' transformers accelerate pytorch-lightning
 	$(INSTALL) --no-deps --upgrade --target .venv/models timm torchvision
 	touch $@
 
 # torch's builds for CUDA have brought the Triton that they need.
 .venv/installed-kernels: .venv/installed
 	$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) --no-deps triton==3.9.0
-	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,kernels]'
+	$(INSTALL) $(EDITABLE) '.[experiments,export,dev,kernels]'
 	touch $@
 
 .venv/installed-packaging: .venv/installed
@@ -133,12 +135,12 @@ clean:
 	touch $@
 
 .venv/installed-docs: .venv/installed
-	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,docs]'
+	$(INSTALL) $(EDITABLE) '.[experiments,export,dev,docs]'
 	touch $@
 
 # axe-core, which looks for what keeps people out, is an npm package; without npm its tests are skipped.
 .venv/installed-browser: .venv/installed
-	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,browser]'
+	$(INSTALL) $(EDITABLE) '.[experiments,export,dev,browser]'
 	! command -v npm > /dev/null || npm install --silent --no-save --prefix .venv axe-core@4
 	touch $@
 

@@ -40,11 +40,10 @@ def read_state(state: Any, expected: dict[str, Any], current: Any) -> tuple[Any,
     """State, generator and best of a saved dict, checked against `expected`, the dict saved from here."""
     if not isinstance(state, Mapping) or set(state) != set(expected):
         raise ValueError(f"a state holds {', '.join(expected)}; this is not one: {str(state)[:80]}")
-    for what in ("space", "settings"):
+    for what, other in (("space", "another space"), ("settings", "other settings")):
         if difference := _difference(state[what], expected[what]):
             raise ValueError(
-                f"the state is of an optimizer with another {what} ({difference}); "
-                "make this one in the same way before loading"
+                f"the saved optimizer has {other} ({difference}); make this one in the same way before loading"
             )
     try:
         intact = checksum(state) == state["checksum"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asng._untrusted import read_json_lines
-from asng.cli.digits import digits_table
+from asng.cli.digits import describe_error, digits_table
 from asng.experiments import digits
 
 ROOT = Path(__file__).parents[1]
@@ -58,6 +58,18 @@ def test_the_table_of_the_command_has_standard_errors_of_several_seeds_alone():
     several = digits_table(digits.summarize(SETTINGS, [*rows_of(0, 0.99), *rows_of(1, 0.97)]))
     assert several.columns[2].header == "± error"
     assert next(iter(several.columns[2].cells)) == "1.00"
+
+
+def test_the_error_of_an_accuracy_is_the_spread_of_that_over_random_test_images():
+    summary = digits.summarize(SETTINGS, rows_of(0, 0.99))
+    mean = (0.99 + 0.99 + 0.5 + 0.98) / 4
+    images, error, of_difference = digits.sampling_error(summary["accuracy"])
+    tested = np.random.default_rng(0).binomial(images, mean, (2, 100_000)) / images
+    assert images == 597
+    assert error == pytest.approx(tested[0].std(), rel=0.02)
+    assert of_difference == pytest.approx((tested[0] - tested[1]).std(), rel=0.02)
+    shown = f"standard error of {100 * error:.2f} points, and the difference of two one of {100 * of_difference:.2f}:"
+    assert shown in describe_error(summary)
 
 
 @pytest.mark.long

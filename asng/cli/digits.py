@@ -9,10 +9,12 @@ from typing import Any
 from rich.table import Table
 
 from asng.cli import terminal
+from asng.cli.estimate import describe_load
 from asng.cli.flags import parse_command
 from asng.cli.terminal import Output, RunFlags, SeedFlags
 from asng.experiments import digits, digits_tuning
-from asng.experiments._estimates import estimate_digits, estimate_tuning
+from asng.experiments._estimates import estimate_digits, estimate_tuning, load_per_core
+from asng.nas.supernet import Supernet
 from asng.runs import ARCHITECTURE
 
 
@@ -47,15 +49,18 @@ def run_search(arguments: Sequence[str]) -> None:
         with terminal.command_progress_bar("digits", folder) as progress:
             summary = digits.run(settings, folder, progress, flags=started, callback=callback)
         row = summary["rows"][-1]
-        found = ", ".join(f"{name}={value}" for name, value in row["values"].items())
+        active = Supernet(digits.Net()).active(row["values"])  # the others have no effect
+        found = ", ".join(f"{name}={value}" for name, value in row["values"].items() if name in active)
         chosen = f"the best of the {digits.TOP_K} likeliest by validation loss (nas.rerank)"
         terminal.print_lines(f"Found with seed {row['seed']}, {chosen}, probability {row['probability']:.2g}: {found}")
         terminal.console.print(digits_table(summary))
+        terminal.print_lines(describe_error(summary))
         figures = {f"accuracy_{kind}": row[kind]["accuracy"] for kind in digits.KINDS}
         output |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary, "figures": figures}
         output.line = f"Architecture: {folder / ARCHITECTURE}"
 
     with terminal.output_of(flags) as output:
+        _print_load(flags)
         terminal.run_seeds(flags, run_one, partial(estimate_digits, flags.settings), output)
         if len(seeds) > 1 and not flags.dry_run:
             records = [record for seed in seeds for record in digits.read_results(out / f"seed{seed}")]
@@ -83,6 +88,15 @@ def digits_table(summary: dict[str, Any]) -> Table:
         lines.append([name, f"{100 * accuracy['mean']:.2f} %", *error, f"{parameters:,.0f}", *cost])
     head = ["architecture", "accuracy", *(["± error"] if several else []), "parameters", "gradients", "seconds"]
     return terminal.make_table("Test accuracy, trained from scratch; cost of choosing", head, lines, "architecture")
+
+
+def describe_error(summary: dict[str, Any]) -> str:
+    """What differences between the accuracies of one run mean."""
+    images, error, of_difference = digits.sampling_error(summary["accuracy"])
+    return (
+        f"On {images} test images an accuracy has a standard error of {100 * error:.2f} points, and the difference of "
+        f"two one of {100 * of_difference:.2f}: what is below twice that may be chance. --seeds 10 compares means."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,4 +136,10 @@ def run_tune(arguments: Sequence[str]) -> None:
         output.line = f"Architecture: {folder / ARCHITECTURE}"
 
     with terminal.output_of(flags) as output:
+        _print_load(flags)
         terminal.run_seeds(flags, run_one, partial(estimate_tuning, flags.settings), output)
+
+
+def _print_load(flags: RunFlags) -> None:
+    if not flags.dry_run:  # which says it beside its times
+        terminal.print_lines(*describe_load(load_per_core(), threads=1))  # as these runs have

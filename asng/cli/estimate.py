@@ -38,16 +38,25 @@ def describe_estimate(estimate: Mapping[str, Any], seeds: int = 1) -> list[str]:
         factors = (estimate[name] / estimate["seconds_per_step"] for name in ("fastest_step", "slowest_step"))
         low, high = (format_duration(seeds * estimate["seconds"] * factor) for factor in factors)
         lines[-1] += f"; {low} to {high} by the fastest and the slowest of these steps" if low != high else ""
-    if (estimate.get("load") or 0.0) > 1.0:
-        threads = estimate["threads"]
-        cure = f"; OMP_NUM_THREADS=1 keeps torch's {threads} threads from waiting for each other" if threads > 1 else ""
-        lines.append(f"Load: {estimate['load']:.1f} processes per core, without which times are shorter{cure}")
+    lines += describe_load(estimate.get("load"), estimate.get("threads", 1))
     if estimate["memory_bytes"] is not None:
         lines.append(f"Memory: {decimal(estimate['memory_bytes'])} at the peak of these steps")
     if estimate["disk_bytes"] is not None:
         free = decimal(shutil.disk_usage(Path()).free)
         lines.append(f"Disk: {decimal(seeds * estimate['disk_bytes'])} for checkpoints; {free} are free here")
     return [*lines, "Nothing was run or written; without --dry-run it begins."]
+
+
+def describe_load(load: float | None, threads: int) -> list[str]:
+    """A line on other work on the machine, by the load per core, if there is any; before runs, too.
+
+    >>> describe_load(3.0, threads=1), describe_load(0.5, threads=2)
+    (['Load: 3.0 processes per core, without which times are shorter'], [])
+    """
+    if load is None or load <= 1.0:
+        return []
+    cure = f"; OMP_NUM_THREADS=1 keeps torch's {threads} threads from waiting for each other" if threads > 1 else ""
+    return [f"Load: {load:.1f} processes per core, without which times are shorter{cure}"]
 
 
 def format_count(count: int) -> str:

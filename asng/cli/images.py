@@ -7,11 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from asng._files import check_writable
 from asng.cli import terminal
+from asng.cli.estimate import describe_load
 from asng.cli.flags import parse_command
 from asng.cli.terminal import Output, OutputFlags, SeedFlags
-from asng.experiments._estimates import estimate_search, estimate_training
+from asng.experiments._estimates import estimate_search, estimate_training, load_per_core
 from asng.experiments._image_runs import evaluate, retrain, search
 from asng.experiments._images import data_folder
 from asng.experiments._task import DataSettings, Task
@@ -173,6 +176,8 @@ def _load_task(task: type[Task], flags: Any, output: Output) -> Task:
         output["data"] = task.describe_source(flags.where)
         terminal.print_lines(f"Data: {output['data']}")
     terminal.print_lines(*loaded.describe_data(flags.settings))
+    if not flags.dry_run:  # which says it beside its times
+        terminal.print_lines(*describe_load(load_per_core(), torch.get_num_threads()))
     if loaded.device.type == "cuda" and getattr(flags, "capture", True):
         terminal.print_lines(FIRST_STEP)
     return loaded

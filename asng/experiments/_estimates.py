@@ -139,10 +139,10 @@ class Timing(NamedTuple):
     def estimate(self, steps: float) -> Estimate:
         """The times that a number of steps takes, for an estimate."""
         per_step = {"seconds_per_step": self.mean, "fastest_step": self.fastest, "slowest_step": self.slowest}
-        return {**per_step, "seconds": steps * self.mean, "load": _load_per_core(), "threads": torch.get_num_threads()}
+        return {**per_step, "seconds": steps * self.mean, "load": load_per_core(), "threads": torch.get_num_threads()}
 
 
-def _load_per_core() -> float | None:
+def load_per_core() -> float | None:
     """Processes that want to run, per core, in the mean of the last minute; None where the system does not tell."""
     return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else None
 

@@ -371,6 +371,14 @@ def summarize(settings: DigitsSettings, records: Sequence[dict[str, Any]]) -> di
     }
 
 
+def sampling_error(accuracy: Mapping[str, Mapping[str, Any]]) -> tuple[int, float, float]:
+    """The number of test images, and the standard errors that it leaves to such accuracies and to their differences."""
+    images = len(load_split(0).test[1])
+    mean = float(np.mean([each["mean"] for each in accuracy.values()]))
+    error = math.sqrt(mean * (1 - mean) / images)
+    return images, error, math.sqrt(2) * error
+
+
 def _mean_and_error(numbers: list[float]) -> dict[str, float | None]:
     error = float(np.std(numbers, ddof=1) / math.sqrt(len(numbers))) if len(numbers) > 1 else None
     return {"mean": float(np.mean(numbers)), "standard_error": error}

@@ -19,7 +19,7 @@ from asng.nas._extract import StaticBuild
 from asng.nas._loop import Epoch, Job, rng_states, set_rng_states
 from asng.nas._training import check_alike
 from asng.nas.oneshot import Batch, OneShot
-from asng.nas.result import certainty
+from asng.nas.result import certainty, describe_nearest
 
 EXPLOSION_FACTOR = 1000  # times the loss at the beginning
 
@@ -246,6 +246,8 @@ class LoaderJob(Job):
         means |= {name: math.nan if mean is None else mean for name, mean in sorted(epoch.means().items())}
         if _distributed.is_rank0():
             self._warn_of_explosion(means["train_loss"], epoch.number)
+        if epoch.number == 1:
+            self._warn_of_limits()
         self._schedules.step("epoch", means[self._score_name])
         self._schedules.start_over(epoch.number)
         self._losses.append(means["train_loss"])
@@ -267,6 +269,19 @@ class LoaderJob(Job):
                 f"the mean training loss of epoch {epoch} is {train:.3g}, after {before:.3g} in the first "
                 f"{'epoch' if means else 'step'}; the weights diverge: lower the learning rate, or clip the gradient",
                 stacklevel=2,
+            )
+
+    def _warn_of_limits(self) -> None:
+        """Warn if no candidate so far was feasible; of several processes all have to call it."""
+        nearest = self._oneshot.costs.nearest()
+        if nearest is None or self._oneshot.is_feasible(nearest):
+            return
+        limits = self._oneshot.costs.describe(nearest)
+        if _distributed.is_rank0():
+            warnings.warn(
+                "no candidate of the first epoch met all limits, which the search goes on to approach; "
+                f"{describe_nearest(limits)}",
+                stacklevel=3,
             )
 
     def close(self) -> None:

@@ -11,7 +11,6 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -108,10 +107,26 @@ class ForwardMeasure(StaticMeasure):
         self.args: tuple[Any, ...] = args
         self.kwargs: dict[str, Any] = dict(kwargs or {})
 
+    def _forward(self, network: nn.Module, device: torch.device) -> Callable[[], Any]:
+        """A call of a network on the example inputs; a note on what it raises says which they are."""
+        args, kwargs = to_device((self.args, self.kwargs), device)
+
+        def run() -> Any:
+            try:
+                return network(*args, **kwargs)
+            except Exception as error:
+                name = type(self).__name__
+                error.add_note(f"in a forward on the example inputs that {name} was given: {self._describe_inputs()}")
+                raise
+
+        return run
+
+    def _describe_inputs(self) -> str:
+        return f"{_describe(self.args)}{f', {_describe(self.kwargs)}' if self.kwargs else ''}"
+
     def __repr__(self) -> str:
         where = "" if self.device is None else f", device={self.device.type}"
-        named = f", {_describe(self.kwargs)}" if self.kwargs else ""
-        return f"{type(self).__name__}({_describe(self.args)}{named}{where})"
+        return f"{type(self).__name__}({self._describe_inputs()}{where})"
 
 
 class Flops(ForwardMeasure):
@@ -141,9 +156,9 @@ class Flops(ForwardMeasure):
     def _count(self, network: nn.Module, counter: "_FlopCounter", device: torch.device) -> int:
         network.eval()  # which returns None where a train() of the user's does
         network.to(device)  # where a `build_static` makes parameters of its own
-        args, kwargs = to_device((self.args, self.kwargs), device)
+        run = self._forward(network, device)
         with without_fast_path(), counter:  # for whose kernels torch has no formulas
-            network(*args, **kwargs)
+            run()
         return counter.total
 
     @property
@@ -219,8 +234,7 @@ class Latency(ForwardMeasure):
         device = self.device or device
         network = build.copy().to(device)  # a copy: what runs may write into its weights
         network.eval()
-        args, kwargs = to_device((self.args, self.kwargs), device)
-        run = partial(network, *args, **kwargs)
+        run = self._forward(network, device)
         seconds: list[float] = []
         while len(seconds) < self.warmup + self.repeats and not _agree(seconds[self.warmup :]):
             seconds.append(_seconds(run, device))

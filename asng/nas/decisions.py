@@ -91,8 +91,7 @@ class Decision(Arithmetic, Searchable):
 
     def __init__(self, name: str, variable: Variable) -> None:
         super().__init__()
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"a decision needs a name, got {name!r}")
+        _check_name(name)
         if not isinstance(variable, Variable):
             raise ValueError(f"decision {name!r} needs a variable, such as asng.Integer(1, 3), got {variable!r}")
         self.name = name
@@ -149,6 +148,11 @@ class Decision(Arithmetic, Searchable):
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, {self.variable}"
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"a decision needs a name, got {name!r}; give one first, as in Width('units', [8, 16])")
 
 
 SizeLike = Decision | Size | int
@@ -284,6 +288,7 @@ class Repeat(Decision):
     is_number = False
 
     def __init__(self, name: str, blocks: Iterable[nn.Module], low: int = 1) -> None:
+        _check_name(name)
         blocks = _take_modules(blocks, f"Repeat {name!r} takes a list of blocks", "give one for each repetition")
         for index, block in enumerate(blocks):
             if not isinstance(block, nn.Module):
@@ -380,6 +385,7 @@ class Width(Value):
     """
 
     def __init__(self, name: str, low: int | Sequence[int], high: int | None = None) -> None:
+        _check_name(name)
         lowest, highest = as_int(low), as_int(high)
         if isinstance(low, Sequence):
             super().__init__(name, Categorical(low))

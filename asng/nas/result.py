@@ -36,8 +36,9 @@ class Architecture(NamedTuple):
         values: One value for each decision, by name.
         probability: The probability of drawing this network; inactive and real variables do not count.
         feasible: Whether it meets all limits.
-        certainty: Where the probability lies, on a logarithmic scale, between that of the start (0) and the largest
-            that the bounds of the distribution allow (1); NaN where there are real variables alone.
+        certainty: Where the probability lies, on a logarithmic scale, between that of the start (0, also where it has
+            fallen since) and the largest that the bounds of the distribution allow (1); NaN where there are real
+            variables alone.
         inactive: The decisions without effect on this network.
         score: The mean score that it was given by `rerank` or `front`.
         costs: The costs that it was given by `front`, in the order of its measures.
@@ -111,7 +112,8 @@ class SearchResult:
     Attributes:
         values: The architecture: the most likely feasible one, one value for each decision, by name.
         probability: The probability of drawing this network from the final distribution, as in `Architecture`.
-        feasible: False where no architecture met the limits, and a warning said so: then it is the nearest one.
+        feasible: False where no architecture met the limits, and a warning said so: then it is the nearest one of all
+            that were measured, however likely.
         certainty: How far the probability is from that of the start (0) to the largest possible one (1), as in
             `Architecture`; not even a search that is sure of everything reaches a probability of 1.
         inactive: The decisions without effect on this network, whose values do not matter.
@@ -176,7 +178,8 @@ class SearchResult:
 
     def _summary(self) -> list[str]:
         """How sure the search is, and the costs under limits."""
-        costs = f"{'feasible' if self.feasible else 'infeasible'}: {_format_costs(self.limits)}"
+        kind = "feasible" if self.feasible else "infeasible, the nearest to the limits of all that were measured"
+        costs = f"{kind}: {_format_costs(self.limits)}"
         return [
             f"probability {self.probability:.3g}, certainty {self.certainty:.2f}",
             *([costs] if self.limits else []),
@@ -251,7 +254,7 @@ def build_result(oneshot: OneShot, history: Sequence[Mapping[str, Any]]) -> Sear
     (architecture,) = top(oneshot)
     limits = oneshot.costs.describe(architecture.values)
     if not architecture.feasible and _distributed.is_rank0():
-        warnings.warn(_violation_message(limits), stacklevel=3)
+        warnings.warn(f"no architecture met all limits; {describe_nearest(limits)}", stacklevel=3)
     return SearchResult(
         *architecture[:5],  # without a score and costs
         limits=limits,
@@ -346,13 +349,13 @@ def architecture_of(oneshot: OneShot, values: dict[str, Any]) -> Architecture:
 def _certainty_of(
     likely: float, whole: Mapping[str, Variable], active: Mapping[str, Variable], values: Values
 ) -> float:
-    """The position of a probability between that of the start (0) and the largest possible one (1), in logarithms."""
+    """The position of a probability from that of the start (0) to the largest possible one (1), in logarithms."""
     family = family_of(whole)
     first = probability(Space(whole).to_external(family.describe(family.initial())), active, values)
     largest = probability(sharpest_distribution(whole, values), active, values)
     if not 0 < first < largest:
         return math.nan
-    return math.log(max(likely, 1e-300) / first) / math.log(largest / first)
+    return math.log(max(likely, first) / first) / math.log(largest / first)
 
 
 def sharpest_distribution(space: Mapping[str, Variable], values: Values) -> dict[str, Any]:
@@ -398,10 +401,11 @@ def warn_if_short(found: SearchResult, steps: int) -> None:
         )
 
 
-def _violation_message(limits: Sequence[Mapping[str, Any]]) -> str:
+def describe_nearest(limits: Sequence[Mapping[str, Any]]) -> str:
+    """The costs of the architecture that is nearest to limits that it violates, and the cure."""
     is_upper = all(limit["at_least"] is None for limit in limits)
     cure = "Raise the limits, or let the model's decisions go smaller" if is_upper else "Widen the limits"
-    return f"no architecture met all limits; the nearest has {_format_costs(limits)}. {cure}"
+    return f"the nearest has {_format_costs(limits)}. {cure}"
 
 
 def _format_costs(limits: Sequence[Mapping[str, Any]]) -> str:

@@ -259,6 +259,20 @@ def test_a_dry_run_says_how_far_its_steps_differ_and_that_the_machine_is_busy(mo
     assert alone[1:] == ["Time: 30 s", "Nothing was run or written; without --dry-run it begins."]
 
 
+def test_a_run_says_first_and_once_that_the_machine_is_busy(folder, monkeypatch):
+    monkeypatch.setattr("os.getloadavg", lambda: (6.0, 1.0, 1.0), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    words = ["stripes", "search", *TINY, "--seeds", "2"]
+    busy = run(*words).out.partition(
+        "Load: 3.0 processes per core, without which times are shorter; OMP_NUM_THREADS=1 "
+    )
+    assert "Seed 0:" in busy[2]
+    assert "Load: " not in busy[0] + busy[2]
+    assert "Load: " not in run(*words, "--quiet").out
+    assert run(*words, "--dry-run").out.count("Load: ") == 1
+
+
 def test_a_dry_run_counts_the_momentum_of_weights_that_its_few_steps_do_not_reach():
     used, unused = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
     optimizer = torch.optim.SGD([used, unused], lr=0.1, momentum=0.9)

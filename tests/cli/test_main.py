@@ -405,11 +405,16 @@ def test_digits_ends_in_its_result_beside_the_baselines(tmp_path):
     done = run("digits", "search", "--epochs", "1", "--training-epochs", "1", "--out", tmp_path)
     assert (done.code, done.err) == (0, "")
     summary = json.loads((tmp_path / "summary.json").read_text())
-    values = ", ".join(f"{name}={value}" for name, value in summary["rows"][0]["values"].items())
+    found = summary["rows"][0]["values"]
+    runs = {f"{kind}{i}{block}" for i in "12" for kind in ("op", "act") for block in range(found[f"depth{i}"])}
+    shown = {name: value for name, value in found.items() if name in {"width", "depth1", "depth2", *runs}}
+    values = ", ".join(f"{name}={value}" for name, value in shown.items())
     chosen = r"the best of the 20 likeliest by validation loss \(nas\.rerank\), probability [\d.e-]+"
     assert re.search(rf"^Found with seed 0, {chosen}: {re.escape(values)}$", done.out, re.MULTILINE)
     kinds = ("found", "random_best", "random_first", "handcrafted")
     assert re.findall(r"(\d+\.\d\d) %", done.out) == [
         f"{100 * summary['accuracy'][kind]['mean']:.2f}" for kind in kinds
     ]
-    assert done.out.rstrip().endswith(f"Architecture: {tmp_path / 'architecture.json'}")
+    *_, comment, last = done.out.splitlines()
+    assert comment.startswith("On 597 test images an accuracy has a standard error of ")
+    assert last == f"Architecture: {tmp_path / 'architecture.json'}"

@@ -146,7 +146,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage, method):
     before, best = optimizer.state_dict(), optimizer.best
     state = through_json(run(method(SPACE, seed=1), 9).state_dict())
     damage(state)
-    with pytest.raises(ValueError, match="state"):
+    with pytest.raises(ValueError, match=r"state|the saved optimizer has (another space|other settings)"):
         optimizer.load_state_dict(state)
     assert optimizer.state_dict() == before
     assert optimizer.best == best

@@ -144,7 +144,9 @@ def test_widths_of_one_name_conflict_across_layers():
     ("make", "message"),
     [
         (lambda: Pick("", 3), "a decision needs a name, got ''"),
-        (lambda: Pick(3, 3), "a decision needs a name, got 3"),
+        (lambda: Pick(3, 3), "a decision needs a name, got 3; give one first, as in Width"),
+        (lambda: Width(8, 16), "a decision needs a name, got 8"),
+        (lambda: Repeat([nn.ReLU()], 1), r"a decision needs a name, got \[ReLU"),
         (lambda: Value("k", [1, 3]), r"'k' needs a variable, such as asng.Integer\(1, 3\), got \[1, 3\]"),
         (lambda: OneOf("op", [nn.ReLU(), torch.relu]), "'op' chooses among modules, got .*relu.* for 1"),
         (lambda: OneOf("op", {"relu": nn.ReLU(), "skip": None}), r"got None for 'skip'; nn\.Identity\(\) skips"),

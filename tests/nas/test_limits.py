@@ -238,7 +238,14 @@ def test_an_error_in_a_measure_says_in_which_and_of_which_architecture():
     costs = Costs(Supernet(Net()), [Limit(Flops(wrong_channels), 100)])
     with pytest.raises(RuntimeError) as error:
         costs.violation(SMALL)
-    assert error.value.__notes__ == [f"in Flops of the architecture {SMALL}"]
+    assert error.value.__notes__ == [
+        "in a forward on the example inputs that Flops was given: [(1, 3, 6, 6) torch.float32]",
+        f"in Flops of the architecture {SMALL}",
+    ]
+    costs = Costs(Supernet(Net()), [Limit(Latency(kwargs={"x": wrong_channels}), 100)])
+    with pytest.raises(RuntimeError) as error:
+        costs.violation(SMALL)
+    assert error.value.__notes__[0].endswith("that Latency was given: [], {x: (1, 3, 6, 6) torch.float32}")
 
 
 def test_an_infinite_cost_is_an_infinite_violation():

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 import tarfile
 import zipfile
@@ -41,6 +42,20 @@ def test_the_source_distribution_holds_what_a_build_needs(dist):
     wanted = {"pyproject.toml", "README.md", "LICENSE", "NOTICE.md", "CHANGELOG.md", "CITATION.cff", "asng/py.typed"}
     assert wanted <= names
     assert not any(name.startswith(("tests", "results", "docs", "benchmarks", ".github")) for name in names)
+
+
+def test_a_script_beside_the_checkout_imports_the_package_and_not_the_folder_of_its_name(tmp_path):
+    tracked = command("git", "ls-files", "asng", "_asng_command.py", "pyproject.toml", "README.md", folder=ROOT)
+    for name in [*tracked.splitlines(), "LICENSE", "NOTICE.md"]:
+        (tmp_path / "asng" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "asng" / name)
+    python, makefile = tmp_path / "env" / "bin" / "python", (ROOT / "Makefile").read_text()
+    command(uv(), "venv", "--quiet", "--python", sys.executable, tmp_path / "env")
+    command(uv(), "pip", "install", "--python", python, "numpy", "setuptools")
+    options = re.findall(r"^EDITABLE := (.*)$", makefile, re.M)[0].split()
+    command(uv(), "pip", "install", "--python", python, *options, tmp_path / "asng")
+    (tmp_path / "script.py").write_text("import asng; print(asng.Categorical.__module__)")
+    assert command(python, "script.py", folder=tmp_path) == "asng.space\n"
 
 
 def test_the_release_makes_all_links_of_the_readme_absolute(tmp_path):
