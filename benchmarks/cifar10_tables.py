@@ -233,18 +233,25 @@ def show_table1(folder: Path) -> str:
     return "\n".join([*lines, "- the paper: 2.83 ± 0.14 %, 0.11 GPU days"])
 
 
-def show_seeds(folder: Path, epochs: Iterable[int], columns: Mapping[str, str]) -> str:
-    """A Markdown table of mean and standard deviation over the seeds, of the epochs that all seeds of a kind have.
+def show_seeds(
+    head: str, groups: Mapping[str, Iterable[Path]], epochs: Iterable[int], columns: Mapping[str, str]
+) -> str:
+    """A Markdown table of mean and standard deviation over the seeds, of the epochs that all seeds of a group have.
 
-    Columns are headings by the names of metrics; accuracies are shown in percent.
+    Groups are folders of runs by what stands in the first column, whose heading is `head`; columns are headings by the
+    names of metrics. Accuracies are shown in percent.
     """
-    lines = [f"| kernels | epoch | seeds | {' | '.join(columns.values())} |", "|---" * (3 + len(columns)) + "|"]
-    for kind, text in KERNELS.items():
-        seeds = [records for path in sorted(folder.glob(f"{kind}[0-9]")) if (records := read_epochs(path))]
+    lines = [f"| {head} | epoch | seeds | {' | '.join(columns.values())} |", "|---" * (3 + len(columns)) + "|"]
+    for text, folders in groups.items():
+        seeds = [records for path in folders if (records := read_epochs(path))]
         for epoch in (n for n in epochs if len(seeds) > 1 and all(len(records) >= n for records in seeds)):
             cells = [_mean_and_deviation(name, [records[epoch - 1][name] for records in seeds]) for name in columns]
             lines.append(f"| {text} | {epoch} | {len(seeds)} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _group_kernels(folder: Path) -> dict[str, list[Path]]:
+    return {text: sorted(folder.glob(f"{kind}[0-9]")) for kind, text in KERNELS.items()}
 
 
 def _mean_and_deviation(name: str, numbers: Sequence[float]) -> str:
@@ -255,12 +262,15 @@ def _mean_and_deviation(name: str, numbers: Sequence[float]) -> str:
 
 
 def show_kernels(folder: Path) -> str:
-    return show_seeds(folder, SHOWN_EPOCHS, {"train_loss": "train loss", "test_accuracy": "test accuracy"})
+    columns = {"train_loss": "train loss", "test_accuracy": "test accuracy"}
+    return show_seeds("kernels", _group_kernels(folder), SHOWN_EPOCHS, columns)
 
 
 def show_eight_epochs(folder: Path) -> str:
+    """Beside the authors' procedure, of which cifar10_others.py leaves runs in a folder beside this one."""
     columns = {"valid_accuracy": "valid accuracy", "largest_probability": "mean largest probability"}
-    return show_seeds(folder, (1, SHORT_EPOCHS // 2, SHORT_EPOCHS), columns)
+    groups = {**_group_kernels(folder), "authors' procedure": sorted((folder.parent / "others").glob("authors[0-9]"))}
+    return show_seeds("search", groups, (1, SHORT_EPOCHS // 2, SHORT_EPOCHS), columns)
 
 
 def show_small(folder: Path) -> str:
