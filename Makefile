@@ -75,6 +75,7 @@ results: .venv/installed  ## every table and figure of docs/results.md, from the
 	$(BIN)/python benchmarks/adapted_population.py --draw results/adapted_population/longer
 	$(BIN)/python benchmarks/cifar10_searches.py
 	$(BIN)/python benchmarks/cifar10_tables.py --draw results/cifar10
+	$(BIN)/python benchmarks/drop_path.py
 	$(BIN)/python benchmarks/cifar10_others.py --draw results/cifar10/others
 	$(BIN)/python benchmarks/inpainting_tables.py --draw results/inpainting
 	$(BIN)/python benchmarks/gpu_tables.py

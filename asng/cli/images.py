@@ -120,6 +120,7 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
         default = Path("runs", of_file) if flags.run is None else flags.run / (flags.architecture or "retrain")
         folder = terminal.seed_folder(flags, Path(f"{default}{differing}-seed{settings.seed}"), settings.seed)
         own = _choose_values(task, replace(flags, settings=settings), searched)
+        terminal.print_lines(*loaded.describe_training(settings, own))
         with terminal.command_progress_bar(f"{task.name} retrain", folder) as progress:
             summary = retrain(loaded, settings, own, folder, progress, **_options(flags, folder))
         terminal.print_lines(*loaded.describe_trained(summary, folder))
@@ -129,6 +130,8 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
     values = _choose_values(task, flags, searched)  # what is wrong with it is said before data is loaded
     with terminal.output_of(flags) as output:
         loaded = _load_task(task, flags, output)
+        if flags.dry_run:
+            terminal.print_lines(*loaded.describe_training(flags.settings, values))
         terminal.run_seeds(flags, run_one, partial(estimate_training, loaded, flags.settings, values), output)
 
 

@@ -219,6 +219,10 @@ class Task(ABC):
         """Lines to print about the images that are used."""
         return []
 
+    def describe_training(self, settings: Any, values: Values) -> list[str]:
+        """Lines to print before an architecture is trained: what is known of it beforehand."""
+        return []
+
     def describe_found(self, summary: Mapping[str, Any], folder: Path) -> list[str]:
         """The architecture that a search found."""
         return ["Found: " + ", ".join(f"{name}={value}" for name, value in summary["values"].items())]

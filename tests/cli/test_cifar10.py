@@ -94,6 +94,19 @@ def test_a_dry_run_of_a_retraining_counts_parameters_as_its_limit_and_names_the_
     assert f"{line} no limit counts" in run(*words).out.splitlines()
 
 
+def test_a_training_in_which_dropped_paths_cut_many_images_off_says_so_before_it_begins(tmp_path, plain):
+    chain = values_of([number for node in range(5) for number in (1 + node, 1 + node, 1, 1)] * 2)
+    (tmp_path / "chain.json").write_text(to_json(chain))
+    words = ["cifar10", "retrain", "--architecture", tmp_path / "chain.json", *TINY]
+    says = "By the end of this training dropped paths cut 76% of the images off from the output"
+    line = f"{says} (29% with --drop-path 0.15)"
+    assert line in run(*words, "--dry-run").out.splitlines()
+    first, second, *_ = run(*words, "--out", tmp_path / "run").out.splitlines()
+    assert first == line
+    assert second.startswith("epoch 1, ")
+    assert "dropped paths" not in run(*words, "--drop-path", "0.05", "--dry-run").out
+
+
 def test_a_search_leaves_its_run_and_says_how_to_go_on(search_run):
     folder, done = search_run
     assert (done.code, done.err) == (0, "")

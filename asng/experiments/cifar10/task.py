@@ -18,6 +18,7 @@ from asng.experiments._images import ImageSet, Transform
 from asng.experiments._settings import EpochSettings, SearchSettings, parse_device
 from asng.experiments._task import DataSettings, EvaluateSettings, Kernels, Task, Values
 from asng.experiments.cifar10 import data, drawing, space
+from asng.experiments.cifar10.drop_path import measure_cut_off
 from asng.experiments.cifar10.network import Net, set_drop_path, use_fused_kernels
 from asng.space import Variable
 
@@ -111,6 +112,8 @@ class Cifar10EvaluateSettings(EvaluateSettings):
       asng cifar10 evaluate runs/cifar10-asng-seed0
     """
 
+
+MANY_CUT_OFF = 0.1  # a share of the training images that is worth a line before the training
 
 # Small enough for two cores: it learns something visible in about five minutes.
 SMALL = Cifar10SearchSettings(epochs=10, channels=8, cells=3, num_train_images=10_000, num_test_images=2000)
@@ -219,6 +222,16 @@ class Cifar10(Task):
 
     def draw(self, values: Values, folder: Path, distribution: Mapping[str, Any] | None = None) -> None:
         drawing.draw_cells(values, folder, distribution)
+
+    def describe_training(self, settings: Cifar10RetrainSettings, values: Values) -> list[str]:
+        drop_path = settings.drop_path
+        share, less = (measure_cut_off(values, settings.cells, p).output for p in (drop_path, drop_path / 2))
+        if share < MANY_CUT_OFF:
+            return []
+        return [
+            f"By the end of this training dropped paths cut {share:.0%} of the images off from the output "
+            f"({less:.0%} with --drop-path {drop_path / 2:g})"
+        ]
 
     def describe_found(self, summary: Mapping[str, Any], folder: Path) -> list[str]:
         sources = ["cell k-2", "cell k-1", *(f"node {node}" for node in range(space.NODES))]
