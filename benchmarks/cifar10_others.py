@@ -7,7 +7,8 @@
 Halves of the images, mini-batches, channels, cells and the learning rate of the weights are those of
 `asng cifar10 search`. DARTS is in darts.py, and its steps are CUDA graphs on a GPU; the authors' procedure is in
 authors_search.py. After each epoch what would be chosen is tested with its shared weights, batch statistics
-re-estimated on 25 training mini-batches; of DARTS also the mixed network. Seconds are of all steps, without tests.
+re-estimated on 25 training mini-batches; of DARTS also the mixed network. Seconds are of all steps, without tests;
+memory is the most that was reserved on the GPU in the first epoch, before its test.
 
 A run is a folder, FOLDER/darts0 and the like: config.json, metrics.jsonl, a checkpoint, and at the end
 architecture.json and summary.json, so that `asng cifar10 retrain FOLDER/darts0` trains what was found. After Ctrl-C the
@@ -83,11 +84,18 @@ class OtherSearch(BilevelJob):
     def find(self) -> dict[str, Any]:
         """The architecture that would be chosen now."""
 
+    @abstractmethod
+    def run_tests(self) -> dict[str, float]:
+        """The test accuracies after an epoch."""
+
     def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
-        record = super().finish_epoch(epoch)
-        if self.device.type == "cuda":
-            record["peak_gb"] = torch.cuda.max_memory_reserved(self.device) / 1e9
-        return {**record, "architecture": code_of(self.find())}
+        record = {**super().finish_epoch(epoch), "architecture": code_of(self.find())}
+        if self.device.type != "cuda":
+            return {**record, **self.run_tests()}
+        record |= {"peak_gb": torch.cuda.max_memory_reserved(self.device) / 1e9, **self.run_tests()}
+        torch.cuda.empty_cache()  # so that memory of the tests does not count in the next epoch
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return record
 
 
 class Darts(OtherSearch):
@@ -124,10 +132,12 @@ class Darts(OtherSearch):
     def find(self) -> dict[str, Any]:
         return derive(self.mixed.alphas)
 
-    def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
+    def status(self, epoch: Epoch) -> dict[str, float]:
         weights = [alphas.detach().softmax(1).max(1).values.mean().item() for alphas in self.mixed.alphas.values()]
-        tests = {"test_mixed": self.test(self.mixed), "test_accuracy": self.test(Fixed(self.mixed, self.find()))}
-        return {**super().finish_epoch(epoch), "largest_probability": statistics.mean(weights), **tests}
+        return {"largest_probability": statistics.mean(weights), **super().status(epoch)}
+
+    def run_tests(self) -> dict[str, float]:
+        return {"test_mixed": self.test(self.mixed), "test_accuracy": self.test(Fixed(self.mixed, self.find()))}
 
     def state_dict(self) -> dict[str, Any]:
         return {"weights": self._weight_step.state_dict(), "alphas": self._alpha_step.state_dict()}
@@ -180,8 +190,8 @@ class Authors(OtherSearch):
     def find(self) -> dict[str, Any]:
         return self.search.arch_optimizer.mode()
 
-    def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
-        return {**super().finish_epoch(epoch), "test_accuracy": self.test(Fixed(self.model, code_of(self.find())))}
+    def run_tests(self) -> dict[str, float]:
+        return {"test_accuracy": self.test(Fixed(self.model, code_of(self.find())))}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -222,7 +232,7 @@ def run_seed(method: str, out: Path, where: Cifar10DataSettings, flags: Mapping[
 def show_table(folder: Path) -> str:
     """A Markdown table of the runs that are finished."""
     heads = ["search", "seed", "epochs", "valid loss", "valid accuracy", "test accuracy of what is chosen"]
-    heads += ["of the mixed network", "mean largest probability", "seconds", "peak memory", "operations found"]
+    heads += ["of the mixed network", "mean largest probability", "seconds", "memory, first epoch", "operations found"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for method, text in METHODS.items():
         for path in filter(is_finished, sorted(folder.glob(f"{method}[0-9]"))):
@@ -240,7 +250,7 @@ def show_table(folder: Path) -> str:
                 ),
                 f"{last['largest_probability']:.3f}",
                 f"{sum(record['seconds'] for record in records):,.0f}",
-                f"{last['peak_gb']:.1f} GB" if "peak_gb" in last else "",
+                f"{records[0]['peak_gb']:.1f} GB" if "peak_gb" in last else "",
                 ", ".join(f"{count} {name}" for name, count in counts.most_common()),
             ]
             lines.append("| " + " | ".join(map(str, cells)) + " |")

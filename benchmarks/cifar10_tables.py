@@ -9,10 +9,11 @@
     python benchmarks/cifar10_tables.py --draw results/cifar10      the tables again, of what is finished there
 
 Each row is a run of the commands that are printed, in a folder of its own: FOLDER/robustness/lambda4 and the like.
-Finished ones are skipped and interrupted ones continue, so the same command goes on after Ctrl-C. What follows `--` is
-added to all searches and trainings, as in `-- --amp-dtype bfloat16`; the images are where ASNG_DATA says. Test errors
-are those after the last epoch: nothing is chosen by test images. The tables need config.json, metrics.jsonl,
-summary.json and evaluation.json of each run.
+Finished ones are skipped and interrupted ones continue, so the same command goes on after Ctrl-C or SIGTERM, which let
+the runs save. What follows `--` is added to all searches and trainings, as in `-- --amp-dtype bfloat16`; the images are
+where ASNG_DATA says. Test errors are those after the last epoch: nothing is chosen by test images. The tables need
+config.json, metrics.jsonl, summary.json and evaluation.json of each run; environment.jsonl says with which kernels and
+versions it ran.
 """
 
 import argparse
@@ -20,25 +21,29 @@ import shlex
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from asng._signals import sigterm_as_interrupt
 from asng._untrusted import read_json, read_json_lines
 from asng.runs import CHECKPOINT, METRICS, SUMMARY, read_config
 
 CURE = "run the row again"
 ROOT = Path(__file__).parents[1]
 FOUND = ROOT / "results" / "cifar10"
+EVALUATION = "evaluation.json"
 SURE = 0.9  # the mean largest probability that the paper reports for epoch 50
 EARLY = 10  # the epoch of which choices are compared with those at the end
 FIRST_EPOCHS = 20  # of trainings that only begin
 SHOWN_EPOCHS = (1, 2, 5, 10, 15, FIRST_EPOCHS)
 SHORT_EPOCHS, SHORT_SEEDS = 8, 6  # of short searches
 SMALL_EPOCHS = (1, 2, 4, 6, 8, 10)  # of the preset for two cores
+INTERRUPTED = 130  # the exit code of a run that was interrupted and has saved
 Command = tuple[str, ...]
 
 SEARCHES: dict[str, Command] = {
@@ -132,15 +137,48 @@ def read_epochs(folder: Path) -> list[dict[str, Any]]:
     return read_json_lines(path, CURE) if path.exists() else []
 
 
+class Processes:
+    """The runs that are under way, as processes of their own."""
+
+    def __init__(self) -> None:
+        self._lock, self._running, self._is_stopped = threading.Lock(), set[subprocess.Popen[bytes]](), False
+
+    def run(self, command: Sequence[str], is_over: Callable[[], bool] | None = None) -> int:
+        """Run a command to its end, or until it is over, and return its exit code."""
+        with self._lock:
+            if self._is_stopped:
+                return INTERRUPTED
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            self._running.add(process)
+        while is_over is not None and process.poll() is None:
+            if is_over():
+                process.terminate()  # not SIGINT, which processes in the background of a shell ignore
+                break
+            time.sleep(1)
+        code = process.wait()
+        with self._lock:
+            self._running.discard(process)
+        return code
+
+    def stop(self) -> None:
+        """Let all of them save and end; no other one starts."""
+        with self._lock:
+            self._is_stopped = True
+            for process in self._running:
+                process.terminate()
+
+
+PROCESSES = Processes()
+
+
 def begin(command: Sequence[str], folder: Path) -> int:
     """Run a training until its first epochs are over, then stop it, which saves it; returns 0 if they are."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    while process.poll() is None and len(read_epochs(folder)) < FIRST_EPOCHS:
-        time.sleep(1)
-    if process.poll() is None:
-        process.terminate()  # not SIGINT, which processes in the background of a shell ignore
-    code = process.wait()
-    return 0 if len(read_epochs(folder)) >= FIRST_EPOCHS else code or 1
+
+    def is_over() -> bool:
+        return len(read_epochs(folder)) >= FIRST_EPOCHS
+
+    code = PROCESSES.run(command, is_over)
+    return 0 if is_over() else code or 1
 
 
 def run_row(commands: Sequence[Command], more: Sequence[str], experiment: str = "cifar10") -> bool:
@@ -148,7 +186,7 @@ def run_row(commands: Sequence[Command], more: Sequence[str], experiment: str = 
     for verb, *flags in commands:
         if verb == "evaluate":
             folder, added = Path(flags[0]), []
-            done = (folder / "evaluation.json").exists() or not (folder / CHECKPOINT).exists()
+            done = (folder / EVALUATION).exists() or not (folder / CHECKPOINT).exists()
         else:
             folder, added = Path(flags[flags.index("--out") + 1]), list(more)
             done = is_finished(folder) or (verb == "begin" and len(read_epochs(folder)) >= FIRST_EPOCHS)
@@ -157,20 +195,40 @@ def run_row(commands: Sequence[Command], more: Sequence[str], experiment: str = 
         command = ["asng", experiment, "retrain" if verb == "begin" else verb, *flags, *added]
         print(shlex.join(command), flush=True)
         started = [sys.executable, "-m", *command]
-        if verb == "begin":
-            code = begin(started, folder)
-        else:
-            code = subprocess.run(started, stdout=subprocess.DEVNULL, check=False).returncode
+        code = begin(started, folder) if verb == "begin" else PROCESSES.run(started)
         if code:
-            print(f"failed: {shlex.join(command)}", flush=True)
+            print(f"{'interrupted' if code == INTERRUPTED else 'failed'}: {shlex.join(command)}", flush=True)
             return False
     return True
 
 
 def run_rows(rows: Mapping[str, Sequence[Command]], workers: int, run: Callable[[Sequence[Command]], bool]) -> bool:
-    """Run all rows, some side by side; whether all succeeded."""
-    with ThreadPoolExecutor(workers) as executor:
-        return all(list(executor.map(run, rows.values())))
+    """Run all rows, some side by side; whether all succeeded. Ctrl-C and SIGTERM end their processes first."""
+    with ThreadPoolExecutor(workers) as executor, sigterm_as_interrupt():
+        try:
+            done, _ = wait([executor.submit(run, row) for row in rows.values()])
+            return all(future.result() for future in done)
+        except KeyboardInterrupt:
+            PROCESSES.stop()
+            executor.shutdown(cancel_futures=True)
+            raise
+
+
+def run_and_show(
+    given: argparse.Namespace,
+    rows: Mapping[str, Sequence[Command]],
+    run: Callable[[Sequence[Command]], bool],
+    show: Callable[[Path], str],
+) -> None:
+    """Run all rows, but for --draw, and print the tables."""
+    try:
+        succeeded = given.draw is not None or run_rows(rows, given.workers, run)
+    except KeyboardInterrupt:
+        print(f"Interrupted. What is finished is in {given.out}; the same command continues.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    print(show(given.draw or given.out))
+    if not succeeded:
+        sys.exit(1)
 
 
 def _seconds(records: Sequence[Mapping[str, Any]]) -> str:
@@ -178,16 +236,16 @@ def _seconds(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def show_robustness(folder: Path) -> str:
-    """A Markdown table of the searches that are finished."""
+    """A Markdown table of the searches that are finished and tested."""
     lines = [
         "| search | valid accuracy | test error, shared weights | mean largest probability | "
         f"above {SURE} after epoch | choices after epoch {EARLY} that differ from those at the end (of 40) | "
         "delta at the end | seconds |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name in filter(lambda name: is_finished(folder / name), SEARCHES):
+    for name in (name for name in SEARCHES if is_finished(folder / name) and (folder / name / EVALUATION).exists()):
         records = read_json_lines(folder / name / METRICS, CURE)
-        test = read_json(folder / name / "evaluation.json", CURE, dict[str, Any])["test_accuracy"]
+        test = read_json(folder / name / EVALUATION, CURE, dict[str, Any])["test_accuracy"]
         last, sure = records[-1], [r["epoch"] for r in records if r["largest_probability"] > SURE]
         early = records[min(EARLY, len(records)) - 1]["architecture"]
         cells = [
@@ -224,13 +282,10 @@ def show_retraining(folder: Path) -> str:
 
 
 def show_table1(folder: Path) -> str:
-    """The same of the paper's training, with what the searches cost."""
-    lines = [show_retraining(folder)]
-    for path in filter(is_finished, sorted(folder.glob("found[0-9]"))):
-        seed = path.name[-1]
-        days = sum(record["seconds"] for record in read_epochs(FOUND / f"seed{seed}")) / (24 * 60 * 60)
-        lines.append(f"- search of seed {seed}: {days:.4f} GPU days")
-    return "\n".join([*lines, "- the paper: 2.83 ± 0.14 %, 0.11 GPU days"])
+    """The same of the paper's training, with what a search cost."""
+    days = sum(record["seconds"] for record in read_epochs(FOUND / "seed0")) / (24 * 60 * 60)
+    cost = f"- search of seed 0, which had the GPU for itself: {days:.4f} GPU days"
+    return "\n".join([show_retraining(folder), cost, "- the paper: 2.83 ± 0.14 %, 0.11 GPU days"])
 
 
 def show_seeds(
@@ -333,12 +388,8 @@ def parse_flags(parser: argparse.ArgumentParser, name: str, arguments: Sequence[
 def main() -> None:
     arguments, more = split_flags(sys.argv[1:])
     given = parse_flags(make_parser(__doc__, "part", PARTS, "runs/cifar10-tables"), "part", arguments)
-    succeeded = given.draw is not None or run_rows(
-        PARTS[given.part](given.out / given.part), given.workers, partial(run_row, more=more)
-    )
-    print(show_tables(given.draw or given.out))
-    if not succeeded:
-        sys.exit(1)
+    rows = {} if given.part is None else PARTS[given.part](given.out / given.part)
+    run_and_show(given, rows, partial(run_row, more=more), show_tables)
 
 
 if __name__ == "__main__":

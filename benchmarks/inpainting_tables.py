@@ -7,7 +7,7 @@
 
 For each mask: what searches in both encodings find, three seeds each; the baseline BASE of 7 layers (the depth of what
 Suganuma et al. found for the central square), with as many seeds; BASE widened until it has about the parameters of
-each network found; two random architectures. All are trained alike and tested on all test faces.
+each network found; two random architectures of the encoding cat. All are trained alike and tested on all test faces.
 
 Each run has a folder of its own, FOLDER/center/cat0-search, FOLDER/center/cat0 and the like; its command is printed.
 Finished ones are skipped and interrupted ones continue, so the same command goes on after Ctrl-C. What follows `--` is
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import cifar10_tables
-from cifar10_tables import CURE, Command, is_finished, make_parser, parse_flags, run_rows, split_flags
+from cifar10_tables import CURE, EVALUATION, Command, is_finished, make_parser, parse_flags, run_and_show, split_flags
 
 from asng._untrusted import read_json
 from asng.experiments.inpainting.encoding import WIDTHS, base_values, search_space
@@ -128,10 +128,10 @@ def show_mask(folder: Path) -> str:
     for group, text in GROUPS.items():
         tested = []
         for path in filter(is_finished, sorted(folder.glob(f"{group}[0-9]"))):
-            if not (path / "evaluation.json").exists():
+            if not (path / EVALUATION).exists():
                 continue
             summary = read_json(path / SUMMARY, CURE, dict[str, Any])
-            report = read_json(path / "evaluation.json", CURE, dict[str, Any])
+            report = read_json(path / EVALUATION, CURE, dict[str, Any])
             tested.append((report["psnr"], report["ssim"]))
             layers = sum("left out" not in line for line in summary["chain"])
             numbers = f"{layers} | {summary['parameters']:,} | {report['psnr']:.2f} dB | {report['ssim']:.3f}"
@@ -156,14 +156,11 @@ def main() -> None:
     parser.add_argument("--search-iterations", type=int, default=5000, help="of each search (default: 5000)")
     parser.add_argument("--iterations", type=int, default=20_000, help="of each training (default: 20000)")
     given = parse_flags(parser, "mask", arguments)
-    succeeded = True
+    rows: dict[str, list[Command]] = {}
     if given.draw is None:
         folder, lengths = given.out / given.mask, (given.search_iterations, given.iterations)
         rows = list_small(folder) if given.mask == SMALL else list_rows(folder, *lengths)
-        succeeded = run_rows(rows, given.workers, partial(run_row, more=more))
-    print(show_tables(given.draw or given.out))
-    if not succeeded:
-        sys.exit(1)
+    run_and_show(given, rows, partial(run_row, more=more), show_tables)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,11 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import cifar10_tables as bench
 import pytest
@@ -53,7 +58,8 @@ def test_the_paper_s_training_is_shown_with_the_cost_of_the_search_and_the_paper
     write_training(tmp_path / "found0", 0.972)
     *_, row, cost, paper = bench.show_table1(tmp_path).splitlines()
     assert row.endswith("| 2.80 % |")
-    assert (cost, paper) == ("- search of seed 0: 0.0101 GPU days", "- the paper: 2.83 ± 0.14 %, 0.11 GPU days")
+    assert cost == "- search of seed 0, which had the GPU for itself: 0.0101 GPU days"
+    assert paper == "- the paper: 2.83 ± 0.14 %, 0.11 GPU days"
 
 
 def test_a_search_is_shown_with_the_epoch_in_which_it_settled(tmp_path):
@@ -117,6 +123,24 @@ def test_the_preset_is_shown_with_an_epoch_in_each_column(tmp_path):
     ]
 
 
+def test_processes_that_are_stopped_end_and_no_other_one_starts(tmp_path):
+    processes, sleep = bench.Processes(), [sys.executable, "-c", "import time; time.sleep(60)"]
+    with ThreadPoolExecutor(2) as executor:
+        codes = [executor.submit(processes.run, sleep) for _ in range(2)]
+        while len(processes._running) < 2:
+            time.sleep(0.01)
+        processes.stop()
+        assert [code.result(timeout=30) for code in codes] == [-signal.SIGTERM] * 2
+    assert processes.run([sys.executable, "-c", f"open({str(tmp_path / 'file')!r}, 'w')"]) == bench.INTERRUPTED
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_that_was_not_tested_is_no_row(tmp_path):
+    write_search(tmp_path / "asng", [0.5])
+    (tmp_path / "asng" / "evaluation.json").unlink()
+    assert len(bench.show_robustness(tmp_path).splitlines()) == 2
+
+
 TINY = ["--small", "--cells", "3", "--channels", "2", "--num-train-images", "32", "--batch-size", "8"]
 
 
@@ -132,6 +156,25 @@ def test_a_training_that_only_begins_is_stopped_and_not_begun_again(tmp_path, ca
     assert capfd.readouterr().out.count("asng cifar10 retrain") == 1
     assert bench.run_row([command], TINY)
     assert capfd.readouterr().out == ""
+
+
+@pytest.mark.long
+@pytest.mark.skipif("ASNG_DATA" not in os.environ, reason="ASNG_DATA names no folder of data")
+def test_sigterm_lets_rows_save_and_the_same_command_continues(tmp_path):
+    script = [sys.executable, bench.__file__, "table1", "--out", str(tmp_path), "--workers", "2", "--", *TINY]
+    folders, epochs = [tmp_path / "table1" / f"found{seed}" for seed in range(2)], [0, 0]
+    for _ in range(2):
+        process = subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while any(len(bench.read_epochs(folder)) <= n for folder, n in zip(folders, epochs, strict=True)):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == bench.INTERRUPTED
+        assert err.splitlines()[-1] == (f"Interrupted. What is finished is in {tmp_path}; the same command continues.")
+        assert "failed" not in out
+        assert "in use" not in err  # by a process that outlived the first script
+        epochs = [len(bench.read_epochs(folder)) for folder in folders]
 
 
 @pytest.mark.long

@@ -115,11 +115,14 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
     flags = replace(flags, settings=replace(flags.settings, **inherited))
     differing = "".join(f"-{value}" for name, value in inherited.items() if config.get(name, value) != value)
 
+    def choose(settings: Any) -> dict[str, Any]:
+        return _choose_values(task, replace(flags, settings=settings), searched)
+
     def run_one(settings: Any, output: Output) -> None:
         of_file = f"{_prefix(task, flags)}-{Path(flags.architecture or '').stem}"
         default = Path("runs", of_file) if flags.run is None else flags.run / (flags.architecture or "retrain")
         folder = terminal.seed_folder(flags, Path(f"{default}{differing}-seed{settings.seed}"), settings.seed)
-        own = _choose_values(task, replace(flags, settings=settings), searched)
+        own = choose(settings)
         terminal.print_lines(*loaded.describe_training(settings, own))
         with terminal.command_progress_bar(f"{task.name} retrain", folder) as progress:
             summary = retrain(loaded, settings, own, folder, progress, **_options(flags, folder))
@@ -127,11 +130,12 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
         _fill(output, folder, summary)
         output.line = f"Test it: {next_command(task.name, 'evaluate', folder, flags.where)}"
 
-    values = _choose_values(task, flags, searched)  # what is wrong with it is said before data is loaded
+    values = choose(flags.settings)  # what is wrong with it is said before data is loaded
     with terminal.output_of(flags) as output:
         loaded = _load_task(task, flags, output)
         if flags.dry_run:
-            terminal.print_lines(*loaded.describe_training(flags.settings, values))
+            each = [replace(flags.settings, seed=n) for n in terminal.seeds_of(flags.seeds, flags.settings.seed)]
+            terminal.print_lines(*dict.fromkeys(line for s in each for line in loaded.describe_training(s, choose(s))))
         terminal.run_seeds(flags, run_one, partial(estimate_training, loaded, flags.settings, values), output)
 
 

@@ -11,6 +11,7 @@ import requests
 
 from asng.experiments import _figures
 from asng.experiments.cifar10 import data, drawing
+from asng.experiments.cifar10.drop_path import measure_cut_off
 from asng.experiments.cifar10.layers import auxiliary_head
 from asng.experiments.cifar10.space import SPACE, num_parameters, random_values, values_of
 from asng.nas.architecture import from_json, to_json
@@ -97,14 +98,23 @@ def test_a_dry_run_of_a_retraining_counts_parameters_as_its_limit_and_names_the_
 def test_a_training_in_which_dropped_paths_cut_many_images_off_says_so_before_it_begins(tmp_path, plain):
     chain = values_of([number for node in range(5) for number in (1 + node, 1 + node, 1, 1)] * 2)
     (tmp_path / "chain.json").write_text(to_json(chain))
-    words = ["cifar10", "retrain", "--architecture", tmp_path / "chain.json", *TINY]
-    says = "By the end of this training dropped paths cut 76% of the images off from the output"
-    line = f"{says} (29% with --drop-path 0.15)"
-    assert line in run(*words, "--dry-run").out.splitlines()
-    first, second, *_ = run(*words, "--out", tmp_path / "run").out.splitlines()
+    words = ["cifar10", "retrain", "--architecture", tmp_path / "chain.json", *SIZE, "--num-train-images", "24"]
+    says = "By the end of this training dropped paths cut 29% of the images off from the output"
+    line = f"{says} (8% with --drop-path 0.15)"
+    twice = [*words, "--epochs", "2"]  # in the second of which half of the probability is reached
+    assert line in run(*twice, "--dry-run").out.splitlines()
+    first, second, *_ = run(*twice, "--out", tmp_path / "run").out.splitlines()
     assert first == line
     assert second.startswith("epoch 1, ")
-    assert "dropped paths" not in run(*words, "--drop-path", "0.05", "--dry-run").out
+    assert "dropped paths" not in run(*words, "--epochs", "1", "--dry-run").out
+
+
+def test_a_dry_run_of_several_seeds_says_it_of_any_of_their_random_architectures():
+    words = ["cifar10", "retrain", "--architecture", "random", "--channels", "2", "--cells", "8", "--batch-size", "4"]
+    lines = run(*words, "--num-train-images", "24", "--seed", "3", "--seeds", "2", "--dry-run").out.splitlines()
+    (line,) = [line for line in lines if "dropped paths" in line]
+    share = measure_cut_off(random_values(4), 8, 0.3 * 599 / 600).output
+    assert f"cut {share:.0%} of the images" in line
 
 
 def test_a_search_leaves_its_run_and_says_how_to_go_on(search_run):

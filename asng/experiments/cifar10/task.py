@@ -94,6 +94,10 @@ class Cifar10RetrainSettings(EpochSettings):
     num_train_images: int = 50_000
     """Training images that are used."""
 
+    def drop_path_in(self, epoch: int) -> float:
+        """The probability of dropping a path in an epoch, the first of which is 1."""
+        return self.drop_path * self.fraction_done(epoch - 1, steps_per_epoch=1)
+
     def __post_init__(self) -> None:
         check_settings(self, cells=3, batch_size=2)
         if not 0 <= self.drop_path < 1:
@@ -224,13 +228,13 @@ class Cifar10(Task):
         drawing.draw_cells(values, folder, distribution)
 
     def describe_training(self, settings: Cifar10RetrainSettings, values: Values) -> list[str]:
-        drop_path = settings.drop_path
-        share, less = (measure_cut_off(values, settings.cells, p).output for p in (drop_path, drop_path / 2))
+        last, half = settings.drop_path_in(settings.epochs), settings.drop_path / 2
+        share, less = (measure_cut_off(values, settings.cells, p).output for p in (last, last / 2))
         if share < MANY_CUT_OFF:
             return []
         return [
             f"By the end of this training dropped paths cut {share:.0%} of the images off from the output "
-            f"({less:.0%} with --drop-path {drop_path / 2:g})"
+            f"({less:.0%} with --drop-path {half:g})"
         ]
 
     def describe_found(self, summary: Mapping[str, Any], folder: Path) -> list[str]:

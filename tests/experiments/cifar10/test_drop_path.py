@@ -77,6 +77,11 @@ def test_the_more_paths_are_dropped_the_more_images_are_cut_off():
     assert shares[3] == pytest.approx(0.93, abs=0.005)
 
 
+def test_the_probability_grows_from_0_over_the_epochs():
+    settings = Cifar10RetrainSettings(epochs=4, drop_path=0.2)
+    assert [settings.drop_path_in(epoch) for epoch in (1, 2, 3, 4)] == pytest.approx([0, 0.05, 0.1, 0.15])
+
+
 def test_a_training_that_will_lose_many_images_says_so_before_it_begins():
     task = Cifar10.without_images()
     (line,) = task.describe_training(Cifar10RetrainSettings(), random_values(4))
@@ -85,4 +90,5 @@ def test_a_training_that_will_lose_many_images_says_so_before_it_begins():
         "(41% with --drop-path 0.15)"
     )
     assert task.describe_training(Cifar10RetrainSettings(drop_path=0.05), random_values(4)) == []
+    assert task.describe_training(Cifar10RetrainSettings(epochs=1), random_values(4)) == []
     assert task.describe_training(Cifar10RetrainSettings(), random_values(2)) == []
