@@ -15,7 +15,7 @@ def describe_estimate(estimate: Mapping[str, Any], seeds: int = 1) -> list[str]:
 
     >>> numbers = {"steps": 10, "seconds_per_step": 0.5, "seconds": 5.0, "memory_bytes": 2**30, "disk_bytes": 2**20}
     >>> describe_estimate({"parameters": 1000, **numbers})[:3]
-    ['Parameters: 1,000', 'Steps: 10, of 0.5 s', 'Time: 5 s']
+    ['Parameters: 1,000', 'Steps: 10, about 0.5 s each', 'Time: 5 s']
     """
     lines = []
     if "variables" in estimate:
@@ -25,19 +25,22 @@ def describe_estimate(estimate: Mapping[str, Any], seeds: int = 1) -> list[str]:
     if "parameters" in estimate:
         lines.append(f"Parameters: {estimate['parameters']:,}")
     if extra := estimate.get("training_only_parameters"):
-        lines[-1] += f", and {extra:,} that only training uses, such as an auxiliary head, and no limit counts"
+        lines[-1] += f", and {extra:,} that only training uses, such as an auxiliary head; no limit counts these"
     if "networks" in estimate:
         smallest, median, largest = (f"{estimate['networks'][name]:,}" for name in ("smallest", "median", "largest"))
         lines[-1] += " in all weights that are shared"
         lines.append(f"Networks: {smallest} to {largest} parameters, {median} in the median (100 random ones)")
-    lines.append(f"Steps: {estimate['steps']:,}, of {estimate['seconds_per_step']:.2g} s")
+    lines.append(f"Steps: {estimate['steps']:,}, about {estimate['seconds_per_step']:.2g} s each")
     bound = "at most " if estimate.get("at_most") else ""
     each = f" for each of {seeds} seeds, {format_duration(seeds * estimate['seconds'])} in all" if seeds > 1 else ""
     lines.append(f"Time: {bound}{format_duration(estimate['seconds'])}{each}")
     if "fastest_step" in estimate:
         factors = (estimate[name] / estimate["seconds_per_step"] for name in ("fastest_step", "slowest_step"))
         low, high = (format_duration(seeds * estimate["seconds"] * factor) for factor in factors)
-        lines[-1] += f"; {low} to {high} by the fastest and the slowest of these steps" if low != high else ""
+        if estimate["fastest_step"] == estimate["slowest_step"]:
+            lines[-1] += ", by a single step"
+        elif low != high:
+            lines[-1] += f"; {low} to {high} by the fastest and the slowest of these steps"
     lines += describe_load(estimate.get("load"), estimate.get("threads", 1))
     if estimate["memory_bytes"] is not None:
         lines.append(f"Memory: {decimal(estimate['memory_bytes'])} at the peak of these steps")

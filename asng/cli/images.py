@@ -52,7 +52,7 @@ class RetrainFlags(JobFlags):
     run: Path | None = field(default=None, metadata={"metavar": "RUN"})
     """Folder of a search; the training is made in a folder within it."""
     architecture: str | None = None
-    """Instead of what RUN found: a file as architecture.json, or a baseline, such as random, drawn from the seed."""
+    """Instead of what RUN found: a file as architecture.json, or random, drawn from the seed; of faces also base."""
 
 
 @dataclass(frozen=True, kw_only=True)

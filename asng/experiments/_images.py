@@ -83,9 +83,9 @@ class Batches:
     ) -> None:
         """Mini-batches of `size` from the images that `indices` (n,) name; streams of a seed are independent."""
         if size > len(indices):
-            raise ValueError(f"mini-batches of {size} cannot be made of {len(indices)} images; lower batch_size")
+            raise ValueError(f"batch_size must be at most {len(indices):,}, the number of images, got {size:,}")
         if int(indices.max()) >= len(images):
-            raise ValueError(f"image {int(indices.max()) + 1:,} was asked for, but there are only {len(images):,}")
+            raise ValueError(f"num_train_images must be at most {len(images):,}, got {int(indices.max()) + 1:,}")
         self.steps = len(indices) // size  # what does not fill a mini-batch is left out of that epoch
         self._images, self._transform, self._size, self._seeds = images, transform, size, (seed, stream)
         self._indices = self._shuffled = indices.cpu()

@@ -89,10 +89,8 @@ def test_a_dry_run_of_a_retraining_counts_parameters_as_its_limit_and_names_the_
     assert estimate["parameters"] == num_parameters(random_values(0), 2, 3)
     head = sum(parameter.numel() for parameter in auxiliary_head(8, affine=True).parameters())
     assert estimate["training_only_parameters"] == head
-    line = (
-        f"Parameters: {estimate['parameters']:,}, and {head:,} that only training uses, such as an auxiliary head, and"
-    )
-    assert f"{line} no limit counts" in run(*words).out.splitlines()
+    line = f"Parameters: {estimate['parameters']:,}, and {head:,} that only training uses, such as an auxiliary head;"
+    assert f"{line} no limit counts these" in run(*words).out.splitlines()
 
 
 def test_a_training_in_which_dropped_paths_cut_many_images_off_says_so_before_it_begins(tmp_path, plain):
@@ -100,7 +98,7 @@ def test_a_training_in_which_dropped_paths_cut_many_images_off_says_so_before_it
     (tmp_path / "chain.json").write_text(to_json(chain))
     words = ["cifar10", "retrain", "--architecture", tmp_path / "chain.json", *SIZE, "--num-train-images", "24"]
     says = "By the end of this training dropped paths cut 29% of the images off from the output"
-    line = f"{says} (8% with --drop-path 0.15)"
+    line = f"{says}, which then learns nothing from them (8% with --drop-path 0.15)"
     twice = [*words, "--epochs", "2"]  # in the second of which half of the probability is reached
     assert line in run(*twice, "--dry-run").out.splitlines()
     first, second, *_ = run(*twice, "--out", tmp_path / "run").out.splitlines()

@@ -256,7 +256,7 @@ def test_a_dry_run_says_how_far_its_steps_differ_and_that_the_machine_is_busy(mo
         "waiting for each other",
     ]
     alone = describe_estimate({**estimate, "load": 0.5, "slowest_step": 1.0, "fastest_step": 1.0})
-    assert alone[1:] == ["Time: 30 s", "Nothing was run or written; without --dry-run it begins."]
+    assert alone[1:] == ["Time: 30 s, by a single step", "Nothing was run or written; without --dry-run it begins."]
 
 
 def test_a_run_says_first_and_once_that_the_machine_is_busy(folder, monkeypatch):

@@ -95,5 +95,5 @@ def test_mini_batches_leave_the_global_random_state_alone():
 
 
 def test_a_batch_larger_than_the_images_is_refused_with_the_cure():
-    with pytest.raises(ValueError, match="mini-batches of 6 cannot be made of 5 images; lower batch_size"):
+    with pytest.raises(ValueError, match="batch_size must be at most 5, the number of images, got 6"):
         make_batches(torch.arange(5), 6)

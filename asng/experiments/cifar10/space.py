@@ -139,12 +139,14 @@ def num_parameters(
     return total + (width + 1) * CLASSES
 
 
-def channels_for(values: Mapping[str, Any], cells: int = 20, at_most: int = 4_000_000) -> int:
-    """The largest number of channels with which the retrained network has `at_most` parameters."""
+def channels_for(values: Mapping[str, Any], cells: int = 20, max_params: int = 4_000_000) -> int:
+    """The largest number of channels with which the retrained network has at most `max_params` parameters."""
     channels = 0
-    while num_parameters(values, channels + 1, cells) <= at_most:
+    while num_parameters(values, channels + 1, cells) <= max_params:
         channels += 1
     if not channels:
         minimum = num_parameters(values, 1, cells)
-        raise ValueError(f"with one channel there are {minimum:,} parameters already, more than at_most={at_most:,}")
+        raise ValueError(
+            f"with one channel there are {minimum:,} parameters already, more than max_params={max_params:,}"
+        )
     return channels

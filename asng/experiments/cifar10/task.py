@@ -233,8 +233,8 @@ class Cifar10(Task):
         if share < MANY_CUT_OFF:
             return []
         return [
-            f"By the end of this training dropped paths cut {share:.0%} of the images off from the output "
-            f"({less:.0%} with --drop-path {half:g})"
+            f"By the end of this training dropped paths cut {share:.0%} of the images off from the output, "
+            f"which then learns nothing from them ({less:.0%} with --drop-path {half:g})"
         ]
 
     def describe_found(self, summary: Mapping[str, Any], folder: Path) -> list[str]:

@@ -181,9 +181,12 @@ def test_a_part_holds_the_named_images_in_their_order():
     [
         (
             lambda: Batches(number_images(5), torch.arange(6), 2, augment_batches, 0, 0),
-            "image 6 was asked for, but there are only 5",
+            "num_train_images must be at most 5, got 6",
         ),
-        (lambda: Batches(number_images(5), torch.arange(5), 6, augment_batches, 0, 0), "lower batch_size"),
+        (
+            lambda: Batches(number_images(5), torch.arange(5), 6, augment_batches, 0, 0),
+            "batch_size must be at most 5, the number of images, got 6",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_cure(make, message):

@@ -86,8 +86,8 @@ def test_a_training_that_will_lose_many_images_says_so_before_it_begins():
     task = Cifar10.without_images()
     (line,) = task.describe_training(Cifar10RetrainSettings(), random_values(4))
     assert line == (
-        "By the end of this training dropped paths cut 93% of the images off from the output "
-        "(41% with --drop-path 0.15)"
+        "By the end of this training dropped paths cut 93% of the images off from the output, "
+        "which then learns nothing from them (41% with --drop-path 0.15)"
     )
     assert task.describe_training(Cifar10RetrainSettings(drop_path=0.05), random_values(4)) == []
     assert task.describe_training(Cifar10RetrainSettings(epochs=1), random_values(4)) == []

@@ -59,7 +59,7 @@ def test_the_defaults_are_the_papers():
 def test_the_channels_are_as_many_as_the_parameters_allow(images):
     task, settings = Cifar10(*images), settings_with(channels=None, max_params=20_000)
     job = TrainJob(task, settings, VALUES)
-    summary, channels = task.summarize(settings, VALUES, job.model), channels_for(VALUES, cells=3, at_most=20_000)
+    summary, channels = task.summarize(settings, VALUES, job.model), channels_for(VALUES, cells=3, max_params=20_000)
     parameters = count_without_auxiliary(job.model)
     assert summary == {"channels": channels, "parameters": parameters, "effective_parameters": parameters}
     assert summary["parameters"] == num_parameters(VALUES, channels, 3) <= 20_000  # batch norms scale
@@ -224,7 +224,7 @@ def test_a_record_counts_the_images_of_an_epoch(whole):
 
 
 def test_settings_that_are_refused_late_leave_no_folder(images, tmp_path):
-    with pytest.raises(ValueError, match="more than at_most=10"):
+    with pytest.raises(ValueError, match="more than max_params=10"):
         retrain(Cifar10(*images), settings_with(channels=None, max_params=10), VALUES, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -111,8 +111,8 @@ def test_asng_searches_the_space():
 
 
 def test_too_few_parameters_for_one_channel_are_refused():
-    with pytest.raises(ValueError, match=r"one channel.*more than at_most=1,000"):
-        space.channels_for(CHAIN, at_most=1000)
+    with pytest.raises(ValueError, match=r"one channel.*more than max_params=1,000"):
+        space.channels_for(CHAIN, max_params=1000)
 
 
 # Influence

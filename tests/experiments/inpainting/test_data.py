@@ -228,5 +228,5 @@ def test_mini_batches_come_from_the_faces_named():
     batches = Batches(faces, torch.tensor([4, 9]), 2, partial(mask_batches, "half"), 0, 0)
     means = {round(float(image.mean()), 4) for image in batches(0)[0]}
     assert means == {round(float((faces.images[index] / 255).mean()), 4) for index in (4, 9)}
-    with pytest.raises(ValueError, match="image 21 was asked for, but there are only 20"):
+    with pytest.raises(ValueError, match="num_train_images must be at most 20, got 21"):
         Batches(faces, torch.tensor([4, 20]), 2, partial(mask_batches, "half"), 0, 0)
