@@ -3,17 +3,18 @@
     python benchmarks/cifar10_tables.py robustness --out FOLDER     searches of 25 epochs: step sizes, populations, SNG
     python benchmarks/cifar10_tables.py retraining --out FOLDER     100 epochs: found, random, found by uniform sampling
     python benchmarks/cifar10_tables.py table1 --out FOLDER         600 epochs of what seeds 0, 1 and 2 found, in turn
-    python benchmarks/cifar10_tables.py kernels --out FOLDER        the first 20 of these, torch's and fused kernels
+    python benchmarks/cifar10_tables.py small-networks --out FOLDER 10 epochs at the size of a search: what was found
+    python benchmarks/cifar10_tables.py kernels --out FOLDER        the first 20 of table1, torch's and fused kernels
     python benchmarks/cifar10_tables.py eight-epochs --out FOLDER   searches of 8 epochs, torch's and fused kernels
     python benchmarks/cifar10_tables.py small --out FOLDER          the preset for two cores, on the CPU
     python benchmarks/cifar10_tables.py --draw results/cifar10      the tables again, of what is finished there
 
 Each row is a run of the commands that are printed, in a folder of its own: FOLDER/robustness/lambda4 and the like.
 Finished ones are skipped and interrupted ones continue, so the same command goes on after Ctrl-C or SIGTERM, which let
-the runs save. What follows `--` is added to all searches and trainings, as in `-- --amp-dtype bfloat16`; the images are
-where ASNG_DATA says. Test errors are those after the last epoch: nothing is chosen by test images. The tables need
-config.json, metrics.jsonl, summary.json and evaluation.json of each run; environment.jsonl says with which kernels and
-versions it ran.
+the runs save; --rows takes some of them alone. What follows `--` is added to all searches and trainings, as in
+`-- --amp-dtype bfloat16`; the images are where ASNG_DATA says. Test errors are those after the last epoch: nothing is
+chosen by test images. The tables need config.json, metrics.jsonl, summary.json and evaluation.json of each run;
+environment.jsonl says with which kernels and versions it ran.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from asng.runs import CHECKPOINT, METRICS, SUMMARY, read_config
 CURE = "run the row again"
 ROOT = Path(__file__).parents[1]
 FOUND = ROOT / "results" / "cifar10"
+ALONE = ROOT / "results" / "shared-weights" / "alone" / "results.jsonl"
 EVALUATION = "evaluation.json"
 SURE = 0.9  # the mean largest probability that the paper reports for epoch 50
 EARLY = 10  # the epoch of which choices are compared with those at the end
@@ -93,6 +95,14 @@ def table1(folder: Path) -> dict[str, list[Command]]:
     return {name: commands for name, commands in rows.items() if name.startswith("found")}
 
 
+def small_networks(folder: Path) -> dict[str, list[Command]]:
+    """What all searches found, trained as shared_weights.py trains random architectures alone."""
+    searches = {f"seed{seed}": FOUND / f"seed{seed}" for seed in range(3)}
+    searches |= {name: FOUND / "robustness" / name for name in SEARCHES}
+    size = ("--epochs", "10", "--cells", "8", "--channels", "16", "--drop-path", "0", "--auxiliary", "0", "--no-test")
+    return {name: [("retrain", str(run), *size, "--out", str(folder / name))] for name, run in searches.items()}
+
+
 def kernels(folder: Path) -> dict[str, list[Command]]:
     """The beginning of that training, with three seeds, by each kind of kernels."""
     begin = ("begin", str(FOUND / "seed0"), "--epochs", "600")
@@ -122,6 +132,7 @@ PARTS: dict[str, Callable[[Path], dict[str, list[Command]]]] = {
     "robustness": robustness,
     "retraining": list_retrainings,
     "table1": table1,
+    "small-networks": small_networks,
     "kernels": kernels,
     "eight-epochs": eight_epochs,
     "small": small,
@@ -277,8 +288,25 @@ def show_retraining(folder: Path) -> str:
             sizes = f"{summary['channels']} | {summary['parameters']:,} | {summary['effective_parameters']:,}"
             lines.append(f"| {text} | {path.name[-1]} | {sizes} | {errors[-1]:.2f} % |")
         if len(errors) > 1:
-            means.append(f"- {text}: {statistics.mean(errors):.2f} ± {statistics.stdev(errors):.2f} %")
+            means.append(f"- {text}: {_mean_error(errors)} ({len(errors)} networks)")
     return "\n".join([*lines, "", *means]).strip()
+
+
+def _mean_error(errors: Sequence[float]) -> str:
+    return f"{statistics.mean(errors):.2f} ± {statistics.stdev(errors):.2f} %"
+
+
+def show_small_networks(folder: Path) -> str:
+    """A Markdown table of the trainings that are finished, beside the random architectures of shared_weights.py."""
+    random = [100 - 100 * row["alone"] for row in read_json_lines(ALONE, CURE)]
+    lines = ["| search | parameters | test error | random architectures with a lower one |", "|---|---|---|---|"]
+    for name in filter(lambda name: is_finished(folder / name), small_networks(folder)):
+        summary = read_json(folder / name / SUMMARY, CURE, dict[str, Any])
+        error = 100 - 100 * summary["last"]["test_accuracy"]
+        lower = f"{sum(other < error for other in random)} of {len(random)}"
+        lines.append(f"| {name} | {summary['parameters']:,} | {error:.2f} % | {lower} |")
+    spread = f"{min(random):.2f} to {max(random):.2f} %"
+    return "\n".join([*lines, "", f"- random: {_mean_error(random)}, {spread} ({len(random)} networks)"])
 
 
 def show_table1(folder: Path) -> str:
@@ -345,6 +373,7 @@ def show_small(folder: Path) -> str:
 SHOW = {
     "robustness": show_robustness,
     "table1": show_table1,
+    "small-networks": show_small_networks,
     "kernels": show_kernels,
     "eight-epochs": show_eight_epochs,
     "small": show_small,
@@ -378,6 +407,13 @@ def make_parser(description: str | None, name: str, choices: Iterable[str], out:
     return parser
 
 
+def select_rows(rows: Mapping[str, list[Command]], names: Sequence[str] | None) -> dict[str, list[Command]]:
+    """The rows with these names, or all of them."""
+    if unknown := set(names or ()) - rows.keys():
+        sys.exit(f"there is no row {', '.join(sorted(unknown))}; give some of {', '.join(rows)}")
+    return {name: commands for name, commands in rows.items() if names is None or name in names}
+
+
 def parse_flags(parser: argparse.ArgumentParser, name: str, arguments: Sequence[str] | None) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     if (getattr(given, name) is None) == (given.draw is None):
@@ -387,8 +423,10 @@ def parse_flags(parser: argparse.ArgumentParser, name: str, arguments: Sequence[
 
 def main() -> None:
     arguments, more = split_flags(sys.argv[1:])
-    given = parse_flags(make_parser(__doc__, "part", PARTS, "runs/cifar10-tables"), "part", arguments)
-    rows = {} if given.part is None else PARTS[given.part](given.out / given.part)
+    parser = make_parser(__doc__, "part", PARTS, "runs/cifar10-tables")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these, as random1 (default: all)")
+    given = parse_flags(parser, "part", arguments)
+    rows = {} if given.part is None else select_rows(PARTS[given.part](given.out / given.part), given.rows)
     run_and_show(given, rows, partial(run_row, more=more), show_tables)
 
 

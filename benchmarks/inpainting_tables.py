@@ -24,7 +24,17 @@ from pathlib import Path
 from typing import Any
 
 import cifar10_tables
-from cifar10_tables import CURE, EVALUATION, Command, is_finished, make_parser, parse_flags, run_and_show, split_flags
+from cifar10_tables import (
+    CURE,
+    EVALUATION,
+    Command,
+    is_finished,
+    make_parser,
+    parse_flags,
+    run_and_show,
+    select_rows,
+    split_flags,
+)
 
 from asng._untrusted import read_json
 from asng.experiments.inpainting.encoding import WIDTHS, base_values, search_space
@@ -155,11 +165,12 @@ def main() -> None:
     parser = make_parser(__doc__, "mask", (*MASKS, SMALL), "runs/inpainting-tables")
     parser.add_argument("--search-iterations", type=int, default=5000, help="of each search (default: 5000)")
     parser.add_argument("--iterations", type=int, default=20_000, help="of each training (default: 20000)")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these, as cat0 (default: all)")
     given = parse_flags(parser, "mask", arguments)
     rows: dict[str, list[Command]] = {}
     if given.draw is None:
         folder, lengths = given.out / given.mask, (given.search_iterations, given.iterations)
-        rows = list_small(folder) if given.mask == SMALL else list_rows(folder, *lengths)
+        rows = select_rows(list_small(folder) if given.mask == SMALL else list_rows(folder, *lengths), given.rows)
     run_and_show(given, rows, partial(run_row, more=more), show_tables)
 
 

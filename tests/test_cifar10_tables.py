@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
 
 import cifar10_tables as bench
 import pytest
 
-from asng.runs import CONFIG, METRICS, SUMMARY, write_json
+from asng.runs import ARCHITECTURE, CONFIG, METRICS, SUMMARY, read_config, write_json
 
 
 def write_search(folder, probability, delta=0.05):
@@ -85,7 +87,32 @@ def test_trainings_are_shown_with_mean_and_spread_of_their_group(tmp_path):
     write_training(tmp_path / "found0", 0.972)
     table = bench.show_retraining(tmp_path)
     assert "| found by the searches | 0 | 42 | 4,000,000 | 3,000,000 | 2.80 % |" in table
-    assert table.endswith("- random: 4.00 ± 1.41 %")
+    assert table.endswith("- random: 4.00 ± 1.41 % (2 networks)")
+
+
+def test_what_searches_found_is_compared_with_random_architectures_of_the_same_size(tmp_path):
+    rows = bench.small_networks(tmp_path)
+    assert list(rows) == ["seed0", "seed1", "seed2", *bench.SEARCHES]
+    size = {"epochs": 10, "channels": 16, "cells": 8}
+    assert read_config(bench.ALONE.parent) == {"benchmark": "shared weights", **size, "max_images": None}
+    for ((verb, run, *flags),) in rows.values():
+        assert verb == "retrain"
+        assert (Path(run) / ARCHITECTURE).exists()
+        given = dict(pairwise(flags))
+        assert {name: int(given[f"--{name}"]) for name in size} == size
+        assert given["--drop-path"] == given["--auxiliary"] == "0"
+    write_training(tmp_path / "seed1", 0.8301)  # of the random ones, five have more
+    table = bench.show_small_networks(tmp_path)
+    assert "| seed1 | 4,000,000 | 16.99 % | 5 of 20 |" in table
+    assert table.endswith("- random: 18.42 ± 2.24 %, 15.95 to 26.24 % (20 networks)")
+
+
+def test_rows_are_selected_by_their_names(tmp_path):
+    rows = bench.list_retrainings(tmp_path)
+    assert list(bench.select_rows(rows, ["random1", "found2"])) == ["found2", "random1"]
+    assert bench.select_rows(rows, None) == rows
+    with pytest.raises(SystemExit, match=r"there is no row random9; give some of found0, found1, "):
+        bench.select_rows(rows, ["random1", "random9"])
 
 
 def test_kernels_are_shown_with_mean_and_spread_of_epochs_that_all_seeds_have(tmp_path):
