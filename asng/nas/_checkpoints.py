@@ -159,7 +159,7 @@ class Checkpoint:
             identity = dict(state["identity"])
             there, here = identity.get("epochs"), self.identity.get("epochs")
             # None where there is another schedule than the default one, which is a difference by itself.
-            if self._may_extend and (None in (there, here) or (isinstance(there, int) and there < here)):
+            if self._may_extend and (there is None or here is None or (isinstance(there, int) and there < here)):
                 identity["epochs"] = here
             another = _files.differences(identity, self.identity)
         if another:

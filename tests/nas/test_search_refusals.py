@@ -248,7 +248,7 @@ def test_a_folder_is_no_checkpoint(tmp_path):
         ({"train_loader": 3}, "train_loader must give batches when it is iterated, such as a DataLoader, got 3"),
         (
             {"train_loader": torch.randn(32, 4)},
-            r"train_loader must give batches .*, but a Tensor gives rows; pass a list of batches, such as x\.split\(32\)",
+            r"train_loader must give batches .*, but a Tensor gives rows; pass a list of .*, such as x\.split\(32\)",
         ),
         ({"valid_loader": np.ones((32, 4))}, "valid_loader must give batches .*, but a ndarray gives rows"),
         ({"train_loader": []}, "train_loader gave no batches in epoch 1; is it empty, or used up?"),

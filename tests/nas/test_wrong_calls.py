@@ -68,7 +68,7 @@ SIZES = {
     "rounded to nothing": (lambda: WIDTH.round_to(0), "a multiple of at least 1, got 0"),
     "rounded to a fraction": (lambda: WIDTH.round_to(2.5), "an integer or follows a decision, got 2.5"),
     "divided by nothing": (lambda: nas.Linear(2, WIDTH // 0), "'width' // 0 divides by 0 .*never 0"),
-    "a tensor": (lambda: torch.ones(3, 3) * WIDTH, r"^'width' and a tensor make no size; .* read the decision's \.value$"),
+    "a tensor": (lambda: torch.ones(3, 3) * WIDTH, r"^'width' and a tensor make no size; .* the decision's \.value$"),
     "a tensor and a size": (lambda: (WIDTH * 2 - 1) / torch.ones(3), r"^2 \* 'width' - 1 and a tensor make no size"),
     "a tensor and a real number": (
         lambda: torch.ones(()) * nas.Value("rate", Real(0.0, 1.0)),
