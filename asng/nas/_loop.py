@@ -232,12 +232,16 @@ class _Loop:
         """Raise NoFiniteLoss if the running epoch has none, or no finite score."""
         epoch = self._epoch
         if means.get("score", 0.0) is None:
-            raise NoFiniteLoss(f"all scores of {self._unit} {epoch.number} were NaN or infinite; check the judge")
+            raise NoFiniteLoss(
+                f"all scores of {self._unit} {epoch.number} were NaN or infinite; check the judge, or lower the "
+                "learning rate, if the weights diverge"
+            )
         losses = [means[name] for name in ("train_loss", "valid_loss") if name in means]  # not a user's metrics
-        if losses and all(mean is None for mean in losses):
+        if losses and losses[-1] is None:  # that to train on is finite in a step after which the weights diverge
+            which = "losses" if losses[0] is None else "validation losses"
             error = NoFiniteLoss(
-                f"all losses of {self._unit} {epoch.number} were NaN or infinite; "
-                "lower the learning rate, clip the gradient, or look for a division by zero"
+                f"all {which} of {self._unit} {epoch.number} were NaN or infinite; "
+                "lower the learning rate, clip the gradient, or look for a division by zero or NaN in the data"
             )
             if self._checkpoint is not None and self.history:
                 where = f"{self._unit} {len(self.history)}, before these losses"
