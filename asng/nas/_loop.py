@@ -35,7 +35,7 @@ Number = float | Tensor
 
 
 class NoFiniteLoss(ValueError):
-    """All losses of an epoch were NaN or infinite."""
+    """All losses of an epoch were NaN or infinite, or all of those that decide between candidates."""
 
 
 @dataclass
@@ -113,7 +113,7 @@ def run_job(
 
     Raises:
         KeyboardInterrupt: Ctrl-C or SIGTERM came; the step was completed, and the state saved.
-        NoFiniteLoss: All losses of an epoch were NaN or infinite.
+        NoFiniteLoss: All losses of an epoch were NaN or infinite, or all of those that decide between candidates.
     """
     loop = _Loop(job, epochs, checkpoint, unit)
     with delay_interrupts() as interrupted, ExitStack() as until_end:

@@ -23,7 +23,7 @@ def recalibrate(
     while the model trains, such as those of a pretrained part, are frozen and keep their statistics.
 
     torch's own `update_bn` puts the whole model into training mode, dropout included, and restores nothing after an
-    error.
+    error. A batch with NaN or infinity spoils the averages, and a warning says so.
 
     Args:
         model: Any network with batch norms; wrappers of torch.compile and DataParallel are looked through. Train/eval
