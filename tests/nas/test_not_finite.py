@@ -85,6 +85,16 @@ def test_a_gradient_that_is_never_finite_is_told_although_the_losses_are():
     assert all(math.isfinite(record["train_loss"]) for record in found.history)
 
 
+def test_steps_by_which_float16_finds_its_scale_are_not_told():
+    def loss_fn(model, batch):
+        return cross_entropy(model, batch) * 1e3
+
+    model = make_model()
+    before = model[0].weight.detach().clone()
+    assert warnings_of(model, loss_fn=loss_fn, amp_dtype=torch.float16, epochs=1)[1] == []
+    assert torch.equal(model[0].weight, before)  # none has moved it yet
+
+
 def test_captured_steps_tell_by_their_losses(graphless):
     _, (told,) = warnings_of(train_loader=with_one_bad(math.nan), capture=True, epochs=1)
     assert told.startswith("in 1 of 5 steps of epoch 1 the gradient was NaN or infinite")
