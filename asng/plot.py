@@ -219,7 +219,7 @@ def front(front: Any) -> "Figure":
 
 def _check_result(result: Any, *attributes: str) -> None:
     if not all(hasattr(result, name) for name in attributes):
-        shown = repr(result).partition("\n")[0][:80]
+        shown = " ".join(repr(result).split())[:80]
         raise ValueError(f"a result is drawn as asng.nas.search or result returned it, got {shown}")
 
 

@@ -209,6 +209,7 @@ def test_figures_leave_pyplot_alone():
     ("draw", "given", "message"),
     [
         (plot.history, 5, "as asng.nas.search or result returned it, got 5"),
+        (plot.history, nn.Sequential(nn.ReLU(), nn.Tanh()), r"got Sequential\( \(0\): ReLU\(\) \(1\): Tanh\(\) \)$"),
         (plot.history, SimpleNamespace(history=[5]), r"a list of records, .*, got \[5\]"),
         (plot.history, SimpleNamespace(history=[{}]), "the history is empty; pass the records"),
         (plot.distribution, {}, "as asng.nas.search or result returned it, got {}"),

@@ -104,6 +104,7 @@ def test_messages_of_torch_are_those_that_it_has():
         "hidden_size should be of type int, got: Width": lambda: nn.LSTM(4, width),
         "should contain … elements not …": lambda: run_static_after_elastic(nn.BatchNorm1d(8)),
         "mat1 and mat2 shapes cannot be multiplied": lambda: run_static_after_elastic(nn.Linear(8, 2)),
+        "mat1 and mat2 must have the same dtype": lambda: run_static_after_elastic(nn.Linear(4, 2).double()),
     }
     patterns = entries(of_torch=True)
     assert patterns.keys() == mistakes.keys()

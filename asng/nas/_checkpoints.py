@@ -158,7 +158,8 @@ class Checkpoint:
         with self.explain_errors():
             identity = dict(state["identity"])
             there, here = identity.get("epochs"), self.identity.get("epochs")
-            if self._may_extend and isinstance(there, int) and here is not None and there < here:
+            # None where there is another schedule than the default one, which is a difference by itself.
+            if self._may_extend and (there is None or here is None or (isinstance(there, int) and there < here)):
                 identity["epochs"] = here
             another = _files.differences(identity, self.identity)
         if another:

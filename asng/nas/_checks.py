@@ -109,9 +109,14 @@ def check_module(model: Any) -> None:
 
 
 def check_batches(batches: Any, name: str, *, may_be_endless: bool = False) -> None:
-    """Raise ValueError for what cannot be iterated, and for iterators of itertools that never end."""
+    """Raise ValueError for what cannot be iterated or gives rows, and for iterators of itertools that never end."""
     if not isinstance(batches, Iterable) or getattr(batches, "ndim", 1) == 0:
         raise ValueError(f"{name} must give batches when it is iterated, such as a DataLoader, got {shorten(batches)}")
+    if hasattr(batches, "ndim"):  # also an array or a table
+        raise ValueError(
+            f"{name} must give batches when it is iterated, but a {type(batches).__name__} gives rows; pass a list of "
+            "batches, such as x.split(32), or a DataLoader"
+        )
     if is_endless(batches) and not may_be_endless:
         kind = type(batches).__name__
         raise ValueError(f"{name} must end, got an itertools.{kind}; give a list, a DataLoader, or an islice of it")

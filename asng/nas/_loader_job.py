@@ -161,6 +161,8 @@ class LoaderJob(Job):
         self._steps = 0  # in the running epoch
         self._cost: dict[str, float] = {}  # of the capture of a step, once it is in a record
         self._losses: list[float] = []  # for the weights: of the first step, then the means of the epochs
+        self._skipped = 0  # updates of the weights, up to the last epoch
+        self._warned: set[str] = set()  # loaders whose steps were not finite
         self._data_generator = torch.Generator().manual_seed(seed)
         self._rng_at_epoch_start = rng_states(self)
         self._valid_at_epoch_start = self._finish_valid_pass()
@@ -246,6 +248,7 @@ class LoaderJob(Job):
         means |= {name: math.nan if mean is None else mean for name, mean in sorted(epoch.means().items())}
         if _distributed.is_rank0():
             self._warn_of_explosion(means["train_loss"], epoch.number)
+            self._warn_of_lost_steps(epoch)
         if epoch.number == 1:
             self._warn_of_limits()
         self._schedules.step("epoch", means[self._score_name])
@@ -270,6 +273,27 @@ class LoaderJob(Job):
                 f"{'epoch' if means else 'step'}; the weights diverge: lower the learning rate, or clip the gradient",
                 stacklevel=2,
             )
+
+    def _warn_of_lost_steps(self, epoch: Epoch) -> None:
+        """Warn, once for each half, of steps in which NaN or infinity left nothing to learn from."""
+
+        def count(loss: str) -> int:
+            return sum(map(math.isnan, epoch.measured.get(loss, ())))
+
+        total = self._oneshot._weight_optimizers.skipped
+        skipped, self._skipped = total - self._skipped, total
+        for loader, what, steps in (
+            ("train_loader", "the gradient was", max(skipped, count("train_loss"))),  # captured steps skip silently
+            ("valid_loader", "all scores were", count(self._score_name)),
+        ):
+            if steps and loader not in self._warned:
+                self._warned.add(loader)
+                warnings.warn(
+                    f"in {steps} of {epoch.steps} steps of epoch {epoch.number} {what} NaN or infinite, so that "
+                    f"nothing was learned; look for NaN in the batches of {loader} and for divisions by 0, or lower "
+                    "the learning rate",
+                    stacklevel=2,
+                )
 
     def _warn_of_limits(self) -> None:
         """Warn if no candidate so far was feasible; of several processes all have to call it."""

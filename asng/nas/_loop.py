@@ -35,7 +35,7 @@ Number = float | Tensor
 
 
 class NoFiniteLoss(ValueError):
-    """All losses of an epoch were NaN or infinite."""
+    """All losses of an epoch were NaN or infinite, or all of those that decide between candidates."""
 
 
 @dataclass
@@ -113,7 +113,7 @@ def run_job(
 
     Raises:
         KeyboardInterrupt: Ctrl-C or SIGTERM came; the step was completed, and the state saved.
-        NoFiniteLoss: All losses of an epoch were NaN or infinite.
+        NoFiniteLoss: All losses of an epoch were NaN or infinite, or all of those that decide between candidates.
     """
     loop = _Loop(job, epochs, checkpoint, unit)
     with delay_interrupts() as interrupted, ExitStack() as until_end:
@@ -232,12 +232,16 @@ class _Loop:
         """Raise NoFiniteLoss if the running epoch has none, or no finite score."""
         epoch = self._epoch
         if means.get("score", 0.0) is None:
-            raise NoFiniteLoss(f"all scores of {self._unit} {epoch.number} were NaN or infinite; check the judge")
+            raise NoFiniteLoss(
+                f"all scores of {self._unit} {epoch.number} were NaN or infinite; check the judge, or lower the "
+                "learning rate, if the weights diverge"
+            )
         losses = [means[name] for name in ("train_loss", "valid_loss") if name in means]  # not a user's metrics
-        if losses and all(mean is None for mean in losses):
+        if losses and losses[-1] is None:  # that to train on is finite in a step after which the weights diverge
+            which = "losses" if losses[0] is None else "validation losses"
             error = NoFiniteLoss(
-                f"all losses of {self._unit} {epoch.number} were NaN or infinite; "
-                "lower the learning rate, clip the gradient, or look for a division by zero"
+                f"all {which} of {self._unit} {epoch.number} were NaN or infinite; "
+                "lower the learning rate, clip the gradient, or look for a division by zero or NaN in the data"
             )
             if self._checkpoint is not None and self.history:
                 where = f"{self._unit} {len(self.history)}, before these losses"

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from torch import Tensor
+
 from asng._checks import check_int
+from asng._untrusted import shorten
 from asng._variable import Variable
 
 MAX_COMBINATIONS = 10**6
@@ -253,9 +256,14 @@ def as_size(of: Any) -> Size:
 
 
 def _combine(symbol: str, left: Any, right: Any) -> Size:
-    for side in (left, right):
+    for side, other in ((left, right), (right, left)):
         if isinstance(side, float) and not math.isfinite(side):
             raise ValueError(f"a size is made from finite numbers, got {side}")
+        if isinstance(side, Tensor):
+            shown = repr(getattr(other, "name", other))
+            raise ValueError(
+                f"{shown} and a tensor make no size; where the model computes with it, read the decision's .value"
+            )
     a, b = (LinearSize(None, 0, side) if isinstance(side, float) else as_size(side) for side in (left, right))
     if isinstance(a, LinearSize) and isinstance(b, LinearSize):
         match symbol:  # of one decision and a number
@@ -298,7 +306,7 @@ def require_int(number: Any) -> int:
         return operator.index(number)
     except Exception:  # a user's number may raise anything
         cure = f"; name it: nas.Value('size', {number})" if isinstance(number, Variable) else ""
-        raise ValueError(f"a size is an integer or follows a decision, got {number!r}{cure}") from None
+        raise ValueError(f"a size is an integer or follows a decision, got {shorten(number)}{cure}") from None
 
 
 class AnySize:
@@ -340,7 +348,7 @@ def to_sizes(argument: Any, name: str, is_input: bool, is_single: bool = False) 
     if isinstance(argument, AnySize) and is_input:
         return AnySize(argument.max)
     if is_single and isinstance(argument, Sequence):
-        raise ValueError(f"{name} is an integer or follows a decision, got {argument!r}")
+        raise ValueError(f"{name} is an integer or follows a decision, got {shorten(argument)}")
     return map_sizes(lambda size: to_size(size, name), tuple(argument) if isinstance(argument, Sequence) else argument)
 
 

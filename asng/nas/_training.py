@@ -33,6 +33,7 @@ class WeightOptimizers:
         self.device = self.parameters[0].device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=amp_dtype is torch.float16)
         self.max_grad_norm = math.inf if max_grad_norm is None else max_grad_norm
+        self.skipped = 0  # steps whose gradient was not finite
 
     def step(self) -> None:
         """Move the weights along their gradients, unless these are not finite."""
@@ -42,6 +43,8 @@ class WeightOptimizers:
         if norm.isfinite():
             for optimizer in self.optimizers:
                 self.scaler.step(optimizer)
+        elif not self.scaler.is_enabled():  # which looks for its scale by such steps
+            self.skipped += 1
         if self.scaler.is_enabled():
             self.scaler.update()
 

@@ -137,7 +137,10 @@ def _check_formats(formats: Collection[str] | None, values: Values | None) -> li
 
 
 def _to_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallInputs:
-    """Examples on the CPU, in float32, with a batch of at least two, as a single one would be taken for fixed."""
+    """Examples on the CPU, in float32, with a batch of at least two, as a single one would be taken for fixed.
+
+    They are contiguous: torch's exporters fail on slices, such as a language model's `batch[:, :-1]`.
+    """
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim]
     if not tensors:
         first = args[0] if args else None
@@ -145,14 +148,14 @@ def _to_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallInputs:
         raise ValueError(
             f"give example inputs, tensors with the batch first, as in nas.export(model, folder, {example})"
         )
-    moved: CallInputs = map_leaves(_to_float, (args, kwargs))
+    moved: CallInputs = map_leaves(_to_example, (args, kwargs))
     return _repeat(moved) if any(len(tensor) == 1 for tensor in tensors) else moved
 
 
-def _to_float(value: Any) -> Any:
+def _to_example(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return value.cpu().float() if value.is_floating_point() else value.cpu()
+    return (value.cpu().float() if value.is_floating_point() else value.cpu()).contiguous()
 
 
 def _repeat(inputs: CallInputs) -> CallInputs:

@@ -21,6 +21,7 @@ from asng._violations import FEASIBLE, WORST_LOSS, Violation
 from asng.nas import _candidates, _checkpoints, _checks, _distributed
 from asng.nas._candidates import FAILED, FAILURES, Judge, LossFn, Numbers, Outcome, Step
 from asng.nas._distributed import Groups
+from asng.nas._notes import add_notes
 from asng.nas._preserve import restore_modes, set_training, without_fast_path
 from asng.nas._training import Training, WeightOptimizers
 from asng.nas.limits import Costs, Limit
@@ -338,12 +339,8 @@ class OneShot:
             with self._autocast(), nullcontext() if self._unread is None else self._unread.watch(values):
                 return function(self._wrapped_model, batch)
         except Exception as error:
-            error.add_note(f"in the architecture {values}")
-            if "Expected more than 1 value per channel when training" in str(error):
-                error.add_note(
-                    "batch norm needs more than one row, also of batches to validate, as candidates are judged in "
-                    "training mode; leave out a last batch of one row, as DataLoader(..., drop_last=True) does"
-                )
+            name = "loss_fn" if function is self._loss_fn else "judge"
+            add_notes(error, self.supernet, values, name, self._wrapped_model)
             raise
 
     def _autocast(self) -> torch.autocast:

@@ -16,6 +16,7 @@ from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, to_score
 from asng.nas._checks import check_batches, check_judge, check_module, unwrap
+from asng.nas._notes import add_notes
 from asng.nas._preserve import hold_in_training, preserve_state, set_training, without_fast_path
 from asng.nas.limits import Limit, Measure, measure_all
 from asng.nas.oneshot import Batch, OneShot
@@ -80,7 +81,7 @@ def _score(
             _evaluate_mode(supernet, batch_statistics=recalibrate_on is None)
             numbers = [float(to_score(judge(model, batch)).loss) for batch in batches]
         except Exception as error:
-            error.add_note(f"in the architecture {dict(values)}")
+            add_notes(error, supernet, values, "judge", model)
             raise
     if not numbers:
         raise ValueError("there are no batches to score on; an iterator may be used up")

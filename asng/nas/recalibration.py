@@ -1,6 +1,7 @@
 """Re-estimation of a network's batch-norm statistics."""
 
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from asng.nas._checks import check_batches, check_module, unwrap
 from asng.nas._devices import find_device, to_device
-from asng.nas._preserve import hold_in_training, set_training, snapshot
+from asng.nas._preserve import hold_in_training, label_of, set_training, snapshot
 
 
 def recalibrate(
@@ -22,7 +23,7 @@ def recalibrate(
     while the model trains, such as those of a pretrained part, are frozen and keep their statistics.
 
     torch's own `update_bn` puts the whole model into training mode, dropout included, and restores nothing after an
-    error.
+    error. A batch with NaN or infinity spoils the averages, and a warning says so.
 
     Args:
         model: Any network with batch norms; wrappers of torch.compile and DataParallel are looked through. Train/eval
@@ -46,8 +47,7 @@ def recalibrate(
     if forward is not None and not callable(forward):
         raise ValueError(f"forward must be a function (model, batch) -> anything, got {forward!r}")
     model = unwrap(model)
-    kinds = nn.modules.batchnorm._BatchNorm
-    norms = [module for module in model.modules() if isinstance(module, kinds) and module.running_mean is not None]
+    norms = norms_of(model)
     if not norms:
         raise ValueError(
             "the model has no batch norm with running statistics, so there is nothing to recalibrate; leave this out"
@@ -81,6 +81,26 @@ def recalibrate(
     for norm, buffers in averages:
         for name, buffer in norm.named_buffers():
             buffer.copy_(buffers[name])
+    warn_of_statistics(model, [norm for norm, _ in averages], stacklevel=3)
+
+
+def norms_of(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """The batch norms that have running statistics."""
+    kind = nn.modules.batchnorm._BatchNorm
+    return [module for module in model.modules() if isinstance(module, kind) and module.running_mean is not None]
+
+
+def warn_of_statistics(model: nn.Module, norms: Sequence[nn.Module], *, stacklevel: int) -> None:
+    """Warn of running statistics that are NaN or infinite: a single batch with such numbers leaves them so for good."""
+    broken = [norm for norm in norms if not all(bool(buffer.isfinite().all()) for buffer in norm.buffers())]
+    if broken:
+        label = label_of(broken[0], {module: path for path, module in model.named_modules()})
+        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+        warnings.warn(
+            f"the running statistics of {label}{more} are NaN or infinite, and of no use in evaluation mode; call "
+            "nas.recalibrate(model, batches) with batches that hold neither",
+            stacklevel=stacklevel,
+        )
 
 
 def _forward(model: nn.Module, batch: Any) -> Any:

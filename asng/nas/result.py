@@ -22,6 +22,7 @@ from asng.nas import _distributed
 from asng.nas._saving import MAX_EPOCHS, decision_rows, format_rounded, format_table, history_rows, save_result
 from asng.nas.limits import format_bounds, format_cost
 from asng.nas.oneshot import OneShot
+from asng.nas.recalibration import norms_of, warn_of_statistics
 from asng.nas.supernet import Values
 from asng.optimizer import ASNG
 from asng.space import Variable, family_of
@@ -255,10 +256,13 @@ def build_result(oneshot: OneShot, history: Sequence[Mapping[str, Any]]) -> Sear
     limits = oneshot.costs.describe(architecture.values)
     if not architecture.feasible and _distributed.is_rank0():
         warnings.warn(f"no architecture met all limits; {describe_nearest(limits)}", stacklevel=3)
+    model = oneshot.supernet.extract(architecture.values)
+    if _distributed.is_rank0():
+        warn_of_statistics(model, norms_of(model), stacklevel=4)
     return SearchResult(
         *architecture[:5],  # without a score and costs
         limits=limits,
-        model=oneshot.supernet.extract(architecture.values),
+        model=model,
         history=[dict(record) for record in history],
         arch_optimizer=oneshot.arch_optimizer,
         oneshot=oneshot,

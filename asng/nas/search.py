@@ -133,11 +133,11 @@ def search(
 
     Returns:
         The most likely feasible architecture, its extracted network, and the history. A warning says so if there were
-        too few steps to decide.
+        too few steps to decide, or if NaN or infinity cost some of them or spoiled the statistics of batch norms.
 
     Raises:
         ValueError: An argument does not fit, the model cannot be searched, the checkpoint is of another search, in use
-            or damaged, or all losses of an epoch were NaN or infinite.
+            or damaged, or all validation losses or scores of an epoch were NaN or infinite.
         OSError: The checkpoint cannot be written; before the first step, except for a disk that becomes full.
         RuntimeError: Every candidate of five steps in a row ran out of memory.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came.

@@ -141,6 +141,15 @@ def test_a_batch_of_one_is_enough_for_an_example(tmp_path):
 
 
 @pytest.mark.slow
+def test_an_example_may_be_a_slice(tmp_path):
+    pytest.importorskip("onnxruntime")
+    network = nn.Sequential(nn.Embedding(32, 8), nn.Linear(8, 32))
+    tokens = torch.randint(32, (16, 33))[:, :-1]
+    files = nas.export(network, tmp_path, tokens, formats=["torch", "onnx"])
+    torch.testing.assert_close(torch.export.load(files["torch"]).module()(tokens), network(tokens))
+
+
+@pytest.mark.slow
 def test_inputs_may_be_given_by_keyword_and_outputs_be_several(tmp_path):
     class Two(nn.Module):
         def __init__(self):

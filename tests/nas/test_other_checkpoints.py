@@ -107,6 +107,15 @@ def test_another_weight_optimizer_or_schedule_is_refused_by_name(tmp_path):
         with_weights(path, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), lambda w: StepLR(w, 1, gamma=0.5))
 
 
+@pytest.mark.parametrize("schedules", [(None, lambda w: StepLR(w, 1)), (lambda w: StepLR(w, 1), None)])
+def test_another_kind_of_schedule_is_no_other_number_of_epochs(tmp_path, schedules):
+    path = tmp_path / "checkpoint.pt"
+    with_weights(path, lambda p: torch.optim.SGD(p, 0.1), schedules[0])
+    with pytest.raises(ValueError, match=r"another run \(lr_scheduler: .* there, .* here\); to") as error:
+        with_weights(path, lambda p: torch.optim.SGD(p, 0.1), schedules[1], epochs=5)
+    assert "epochs" not in str(error.value)
+
+
 def test_a_nested_schedule_is_refused_by_what_differs_inside(tmp_path):
     path = tmp_path / "checkpoint.pt"
 

@@ -246,6 +246,11 @@ def test_a_folder_is_no_checkpoint(tmp_path):
         ({"epochs": 1.5}, r"epochs must be an integer, got 1\.5"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"train_loader": 3}, "train_loader must give batches when it is iterated, such as a DataLoader, got 3"),
+        (
+            {"train_loader": torch.randn(32, 4)},
+            r"train_loader must give batches .*, but a Tensor gives rows; pass a list of .*, such as x\.split\(32\)",
+        ),
+        ({"valid_loader": np.ones((32, 4))}, "valid_loader must give batches .*, but a ndarray gives rows"),
         ({"train_loader": []}, "train_loader gave no batches in epoch 1; is it empty, or used up?"),
         ({"valid_loader": []}, "valid_loader gave no batches; is it empty, or used up?"),
         (

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from asng import ASNG, Categorical, Integer, nas, report
+from asng import ASNG, Categorical, Integer, Real, nas, report
 
 WIDTH = nas.Width("width", [2, 4])
 BATCHES = [torch.ones(4, 2)] * 2
@@ -68,6 +68,16 @@ SIZES = {
     "rounded to nothing": (lambda: WIDTH.round_to(0), "a multiple of at least 1, got 0"),
     "rounded to a fraction": (lambda: WIDTH.round_to(2.5), "an integer or follows a decision, got 2.5"),
     "divided by nothing": (lambda: nas.Linear(2, WIDTH // 0), "'width' // 0 divides by 0 .*never 0"),
+    "a tensor": (lambda: torch.ones(3, 3) * WIDTH, r"^'width' and a tensor make no size; .* the decision's \.value$"),
+    "a tensor and a size": (lambda: (WIDTH * 2 - 1) / torch.ones(3), r"^2 \* 'width' - 1 and a tensor make no size"),
+    "a tensor and a real number": (
+        lambda: torch.ones(()) * nas.Value("rate", Real(0.0, 1.0)),
+        "^'rate' and a tensor make no size",
+    ),
+    "a tensor alone": (
+        lambda: nas.Linear(torch.ones(32, 4), 2),
+        r"^a size is an integer or follows a decision, got tensor[^\n]{74}$",
+    ),
     "text": (lambda: WIDTH + "x", "an integer or follows a decision, got 'x'"),
     "negative": (lambda: nas.Linear(-1, 2), "in_features must be at least 0, but -1 can be -1"),
     "huge": (lambda: nas.Conv2d(2, 10**29, 3), "out_channels must be at most 2,147,483,647, but 1000"),

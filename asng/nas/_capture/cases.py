@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache, reduce
 from numbers import Number
-from traceback import clear_frames, walk_tb
+from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -33,16 +33,6 @@ class Unswitchable(Refused):
 
 def first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def running_modules(error: BaseException, supernet: Supernet) -> list[nn.Module]:
-    """The modules that were running when an error was raised and later caught, the innermost last."""
-    # Without the frame that caught it: Python keeps the locals that are read of a running frame, and so the error with
-    # all tensors of its traceback.
-    called = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    methods = [frame for frame, _ in walk_tb(called) if frame.f_code.co_varnames[:1] == ("self",)]
-    found = [method.f_locals.get("self") for method in methods]
-    return [module for module in found if isinstance(module, nn.Module) and module in supernet.paths]
 
 
 def close_frames(error: BaseException | None) -> None:

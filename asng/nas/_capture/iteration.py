@@ -28,13 +28,13 @@ from asng.nas._capture.cases import (
     close_frames,
     first_line,
     free_memory,
-    running_modules,
 )
 from asng.nas._capture.effects import Effects
 from asng.nas._capture.mask_check import check_masks
 from asng.nas._capture.static_numbers import StaticNumbers
 from asng.nas._capture.trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._capture.update import WeightUpdate
+from asng.nas._notes import running_modules
 from asng.nas._preserve import preserve_rng
 from asng.nas.layers import ElasticLayer
 from asng.nas.supernet import Supernet, Values

@@ -12,11 +12,12 @@ from torch import nn
 from asng.nas import _distributed
 from asng.nas._candidates import Numbers
 from asng.nas._capture import switch as _switch
-from asng.nas._capture.cases import Refused, first_line, free_memory, running_modules
+from asng.nas._capture.cases import Refused, first_line, free_memory
 from asng.nas._capture.iteration import Iteration
 from asng.nas._capture.switch import unavailable_reason
 from asng.nas._capture.update import unsupported_reason
 from asng.nas._checks import unwrap
+from asng.nas._notes import running_modules
 from asng.nas.supernet import Supernet, Values
 
 MAX_CAPTURES = 4  # of one search; each takes as long as many steps
