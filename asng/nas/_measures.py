@@ -205,6 +205,7 @@ class Latency(ForwardMeasure):
     True
     """
 
+    __name__ = "Latency (s)"  # of limits, columns and axes: costs are shown by name alone
     is_exact = False
 
     def __init__(
