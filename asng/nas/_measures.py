@@ -166,10 +166,12 @@ class Flops(ForwardMeasure):
         with without_fast_path(), counter:  # for whose kernels torch has no formulas
             run()
         paths = {module: path for path, module in network.named_modules()}
-        for name in counter.uncounted.keys() - self._warned:
+        for name, module in counter.uncounted.items():
+            if name in self._warned:
+                continue
             self._warned.add(name)
             warnings.warn(
-                f"Flops counts {name} in {label_of(counter.uncounted[name], paths)} as 0, since it has no formula; "
+                f"Flops counts {name} in {label_of(module, paths)} as 0, since it has no formula; "
                 f"register one: torch.utils.flop_counter.register_flop_formula(torch.ops.{name})",
                 stacklevel=5,
             )

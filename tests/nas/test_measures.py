@@ -190,6 +190,7 @@ def test_keywords_are_a_part_of_what_a_cost_depends_on():
     short, long, other = (Flops(kwargs={name: torch.zeros(n)}) for name, n in [("x", 1), ("x", 2), ("y", 2)])
     assert len({measure.fingerprint for measure in (short, long, other, Flops(torch.zeros(2)))}) == 4
     assert repr(long) == "Flops([], {x: (2,) torch.float32})"
+    assert long.fingerprint == f"{long}, formulas of torch {torch.__version__}"
 
 
 @pytest.mark.parametrize("measure", [Flops, Latency])
