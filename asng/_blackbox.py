@@ -119,6 +119,7 @@ class BlackBox:
         self._violations: dict[Hashable, Violation] = {}  # of values of a small space
         self._active: dict[Hashable, frozenset[str]] = {}  # of values of which not all had an effect
         self._best: int | None = None
+        self._nearest: tuple[Violation, dict[str, Any]] | None = None  # of infeasible candidates, since it was loaded
         self.failures_in_row = 0
         self.first_cause: BaseException | None = None  # what the first failed evaluation raised, since it was loaded
         self._queue: deque[Candidate] = deque()
@@ -150,6 +151,14 @@ class BlackBox:
     def best(self) -> Evaluation | None:
         """The evaluation of the lowest finite loss, or None."""
         return None if self._best is None else self.history[self._best]
+
+    @property
+    def nearest(self) -> tuple[str, float, dict[str, Any]] | None:
+        """The limit that the nearest infeasible candidate missed, by how much, and its values."""
+        if self._nearest is None:
+            return None
+        violation, values = self._nearest
+        return limit_name(self._limits[-1 - violation.not_reached]), violation.amount, values
 
     @property
     def best_optimizer(self) -> Optimizer:
@@ -193,6 +202,8 @@ class BlackBox:
 
     def _take(self, candidate: Candidate, key: Hashable, violation: Violation) -> Trial | None:
         if violation != FEASIBLE:
+            if self._nearest is None or violation < self._nearest[0]:
+                self._nearest = violation, candidate.values
             self._judge(candidate.x, math.inf, violation)
             return None
         if not self._noisy:
@@ -353,9 +364,13 @@ class BlackBox:
 
     def _ask_limits(self, values: dict[str, Any]) -> Violation:
         for index, limit in enumerate(self._limits):
-            number = _to_violation(limit(dict(values)), _limit_name(limit))
-            if not number <= 0:
-                return Violation(len(self._limits) - index - 1, math.inf if math.isnan(number) else number)
+            try:
+                number = _to_violation(limit(dict(values)), limit_name(limit))
+            except Exception as error:
+                error.add_note(f"in limit {limit_name(limit)} of the values {values}")
+                raise
+            if number > 0:
+                return Violation(len(self._limits) - index - 1, number)
         return FEASIBLE
 
     # State.
@@ -371,7 +386,7 @@ class BlackBox:
             "initial": {name: stable_repr(prior) for name, prior in (self._initial or {}).items()},
             "seed": seed,
             "noisy": self._noisy,
-            "limits": list(map(_limit_name, self._limits)),
+            "limits": list(map(limit_name, self._limits)),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -438,7 +453,7 @@ def elites_of(optimizer: Optimizer, noisy: bool) -> tuple[int, int]:
     return (NOISY_ELITES, NOISY_ELITE_AGE) if noisy else (ELITES, ELITE_AGE)
 
 
-def _limit_name(limit: Any) -> str:
+def limit_name(limit: Any) -> str:
     return str(getattr(limit, "__name__", type(limit).__name__))
 
 
@@ -448,7 +463,10 @@ def _to_violation(returned: Any, name: str) -> float:
         raise ValueError(
             f"limit {name} must return a number, 0 or less where it is met, got {returned}; write n - 3, not n <= 3"
         )
-    return as_float(returned, f"limit {name} must return a number")
+    number = as_float(returned, f"limit {name} must return a number")
+    if math.isnan(number):
+        raise ValueError(f"limit {name} must return a number, or infinity where it is missed by far, got nan")
+    return number
 
 
 def _entropy_to_json(entropy: Any) -> Any:

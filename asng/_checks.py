@@ -70,7 +70,7 @@ def check_bool(value: Any, name: str) -> bool:
 def check_float(value: Any, name: str, *, gt: float = 0.0, max: float = math.inf) -> float:
     """Return a float with gt < value <= max; ValueError names the argument."""
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, (*NOT_REAL, bool, np.bool_)) else float(value)
     except Exception:  # a user's number may raise anything
         number = math.nan
     if not gt < number <= max:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from asng._asktell import Optimizer, Seed
-from asng._blackbox import BlackBox, Evaluation, Limits, Trial
+from asng._blackbox import BlackBox, Evaluation, Limits, Trial, limit_name
 from asng._checks import check_bool, check_float, check_int, unfit_signature
 from asng._evaluation import Evaluator, ExecutorLost, InExecutor
 from asng._progress import Progress, no_progress, progress_bar
@@ -128,7 +128,7 @@ def minimize(
             their stored loss, which costs no evaluation.
         limits: Functions of the values; values are feasible where all return 0 or less. They are called in order up to
             the first violated one. Infeasible candidates are not evaluated, and rank behind all feasible ones by
-            violation.
+            violation. What a limit or the callback raises ends the minimization.
         callback: Called with every `Evaluation`; ends the minimization by returning True.
         checkpoint: A file that the state is saved to, after every evaluation but at most once a second, and at the end.
             The same call continues from it, also with more evaluations, with the population that it began with. By
@@ -144,7 +144,8 @@ def minimize(
         The best values, their loss, the mode, why it stopped, all evaluations, and the optimizer.
 
     Raises:
-        ValueError: An argument does not fit, or the checkpoint is of another minimization, in use or damaged.
+        ValueError: An argument does not fit, a limit returns NaN or no number, or the checkpoint is of another
+            minimization, in use or damaged.
         OSError: The checkpoint cannot be written; before the first evaluation, except for a disk that becomes full.
         EvaluationError: No evaluation gave a finite loss.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came before the first finite loss.
@@ -233,7 +234,7 @@ def _evaluate(
 def _result(run: BlackBox, stopped: str) -> Result:
     if run.best is None:
         n, errors = len(run.history), [each.error for each in run.history if each.error]
-        why = "the executor broke" if stopped == "executor" else "no candidate met the limits"
+        why = "the executor broke" if stopped == "executor" else f"no candidate met the limits{_describe_nearest(run)}"
         if errors:
             why = f"{len(errors)} failed, the first one: {errors[0]}"
         elif n:
@@ -249,6 +250,14 @@ def _result(run: BlackBox, stopped: str) -> Result:
     return Result(best.values, best.loss, optimizer.mode(), len(run.history), stopped, run.history, optimizer)
 
 
+def _describe_nearest(run: BlackBox) -> str:
+    """Which limit the nearest infeasible candidate missed; nothing where none was drawn since the run was loaded."""
+    if run.nearest is None:
+        return ""
+    limit, amount, values = run.nearest
+    return f"; the nearest, {_format_values(values)}, missed limit {limit} by {amount:g}"
+
+
 @contextmanager
 def _open_checkpoint(run: BlackBox, path: str | PathLike[str] | None) -> Iterator[Callable[[], None]]:
     """Restore a run from its checkpoint, yield a function that saves it from time to time, and save it at the end."""
@@ -261,6 +270,12 @@ def _open_checkpoint(run: BlackBox, path: str | PathLike[str] | None) -> Iterato
         file.load(run.load_state_dict)
         try:
             yield lambda: file.save_if_due(run.state_dict)
+        except Exception as error:  # of a limit or the callback
+            if run.history:
+                error.add_note(
+                    f"the {len(run.history)} evaluations so far are in {path}: the same call continues there"
+                )
+            raise
         finally:
             if run.is_whole:
                 file.save(run.state_dict())
@@ -294,12 +309,7 @@ def _format_values(values: Mapping[str, Any]) -> str:
 def _check_callables(f: Any, space: Any, executor: Any, limits: Any, callback: Any) -> None:
     if not callable(f):
         raise ValueError(f"minimize takes a function of the values first, then the space; got {str(f)[:80]} first")
-    if (signature := unfit_signature(f, [{}])) is not None:
-        unpacks = isinstance(space, Mapping) and unfit_signature(f, [], space) is None
-        call = "f(**values)" if unpacks else "f(values, ...)"
-        raise ValueError(
-            f"f is called with one dict of values, but takes {signature}; wrap it: def loss(values): return {call}"
-        )
+    _check_takes_values(f, "f", space, "def loss(values): return f")
     methods = ("submit", "shutdown")
     if executor is not None and (isinstance(executor, type) or not all(hasattr(executor, each) for each in methods)):
         raise ValueError(
@@ -307,5 +317,20 @@ def _check_callables(f: Any, space: Any, executor: Any, limits: Any, callback: A
         )
     if not isinstance(limits, (list, tuple)) or not all(map(callable, limits)):
         raise ValueError(f"limits must be a list of functions of the values, got {limits!r}")
+    for limit in limits:
+        name = limit_name(limit)
+        _check_takes_values(limit, f"limit {name}", space, f"def limit(values): return {name}")
     if callback is not None and not callable(callback):
         raise ValueError(f"callback must be a function of an evaluation, got {callback!r}")
+    if callback is not None and (signature := unfit_signature(callback, [None])) is not None:
+        raise ValueError(
+            f"callback is called with one evaluation, but takes {signature}; give it that one argument, "
+            "such as lambda evaluation: evaluation.loss < 0.1"
+        )
+
+
+def _check_takes_values(function: Any, name: str, space: Any, wrapper: str) -> None:
+    if (signature := unfit_signature(function, [{}])) is not None:
+        unpacks = isinstance(space, Mapping) and unfit_signature(function, [], space) is None
+        call = "(**values)" if unpacks else "(values, ...)"
+        raise ValueError(f"{name} is called with one dict of values, but takes {signature}; wrap it: {wrapper}{call}")

@@ -1,4 +1,4 @@
-"""A search under two limits: milliseconds measured on this machine, and parameters.
+"""A search under two limits: latency measured on this machine, in seconds, and parameters.
 
 Infeasible architectures are never trained and never returned. The task: which of four textures does a noisy image show?
 """

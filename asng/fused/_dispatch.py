@@ -10,12 +10,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ALIGN = 8  # elements: 16 bytes in half precision
 MAX_NUMEL = 2**31 - 2**20  # kernels count in 32 bits, blocks that reach beyond the end included
+GLOBAL_HOOKS = (  # of all modules; torch 2.6 has no function that asks for them
+    torch_module._global_forward_hooks,
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_backward_hooks,
+    torch_module._global_backward_pre_hooks,
+)
 
 
 @cache
@@ -60,7 +66,7 @@ def have_hooks(*layers: nn.Module) -> bool:
 
     Hooks are its own, those of all modules, or a function in the place of its `forward`.
     """
-    return bool(_has_any_global_hook()) or any(  # type: ignore[no-untyped-call]
+    return any(GLOBAL_HOOKS) or any(
         layer._forward_hooks
         or layer._forward_pre_hooks
         or layer._backward_hooks

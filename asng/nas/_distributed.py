@@ -142,7 +142,7 @@ class Groups:
         if idle and self.rank == 0:
             warnings.warn(
                 f"{idle} of {self.world_size} processes are idle, since every candidate is run by the same number of "
-                f"processes; start a multiple of population_size={population_size}",
+                f"processes; start a multiple of {population_size}, or give ASNG another population_size",
                 stacklevel=3,
             )
 

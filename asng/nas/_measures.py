@@ -9,18 +9,19 @@ import os
 import platform
 import statistics
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import flop_registry
 
 from asng._checks import check_int
 from asng.nas._devices import find_device, to_device
 from asng.nas._extract import StaticBuild
-from asng.nas._preserve import WeightsWritten, WriteGuard, preserve_rng, without_fast_path
+from asng.nas._flops import FlopCounter
+from asng.nas._preserve import WeightsWritten, label_of, preserve_rng, without_fast_path
 from asng.nas.supernet import Supernet, Values
 
 FASTEST, MAX_SPREAD = 3, 0.1  # a latency is the median of the three fastest runs, which agree within 10 %
@@ -132,8 +133,9 @@ class ForwardMeasure(StaticMeasure):
 class Flops(ForwardMeasure):
     """A measure: the floating-point operations of one forward of the extracted network.
 
-    torch's formulas count two for each multiplication with addition in convolutions, matrix products and attention,
-    and none for anything else.
+    Each multiplication with addition in convolutions, matrix products, attention and recurrent layers counts as two,
+    whichever kernel torch takes, and nothing else counts. An operation that multiplies matrices, but has no formula,
+    as those of quantized networks, counts as none, and a warning names it.
 
     Args:
         args: Example inputs, with which the model is called; the whole batch counts.
@@ -147,45 +149,38 @@ class Flops(ForwardMeasure):
     24
     """
 
+    def __init__(self, *args: Any, kwargs: Mapping[str, Any] | None = None) -> None:
+        super().__init__(*args, kwargs=kwargs)
+        self._warned: set[str] = set()
+
     def _measure(self, build: StaticBuild, device: torch.device, at_most: float) -> int:
         try:
-            return self._count(build.copy(share_weights=True), _FlopCounter(build.supernet.model), device)
+            return self._count(build.copy(share_weights=True), FlopCounter(build.supernet.model), device)
         except WeightsWritten:
-            return self._count(build.copy(), _FlopCounter(nn.Module()), device)
+            return self._count(build.copy(), FlopCounter(nn.Module()), device)
 
-    def _count(self, network: nn.Module, counter: "_FlopCounter", device: torch.device) -> int:
+    def _count(self, network: nn.Module, counter: FlopCounter, device: torch.device) -> int:
         network.eval()  # which returns None where a train() of the user's does
         network.to(device)  # where a `build_static` makes parameters of its own
         run = self._forward(network, device)
         with without_fast_path(), counter:  # for whose kernels torch has no formulas
             run()
+        paths = {module: path for path, module in network.named_modules()}
+        for name, module in counter.uncounted.items():
+            if name in self._warned:
+                continue
+            self._warned.add(name)
+            warnings.warn(
+                f"Flops counts {name} in {label_of(module, paths)} as 0, since it has no formula; "
+                f"register one: torch.utils.flop_counter.register_flop_formula(torch.ops.{name})",
+                stacklevel=5,
+            )
         return counter.total
 
     @property
     def fingerprint(self) -> str:
         """All that the numbers depend on besides the network, as text."""
-        return repr(self)
-
-
-class _FlopCounter(WriteGuard):  # type: ignore[no-untyped-call]
-    """Sums torch's formulas for the operations that run: FlopCounterMode without its hooks in every module."""
-
-    _atomic: ClassVar[set[Any]] = set()  # operations that do not consist of others
-    total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        formula = flop_registry.get(getattr(func, "_overloadpacket", None))
-        if formula is None and func is not torch.ops.prim.device.default and func not in self._atomic:
-            with self:  # what consists of others is taken apart, as in inference mode
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-            self._atomic.add(func)
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if formula is not None:
-            self.total += int(formula(*args, **kwargs, out_val=result))
-        return result
+        return f"{self!r}, formulas of torch {torch.__version__}"
 
 
 class Latency(ForwardMeasure):
@@ -212,6 +207,7 @@ class Latency(ForwardMeasure):
     True
     """
 
+    __name__ = "Latency (s)"  # of limits, columns and axes: costs are shown by name alone
     is_exact = False
 
     def __init__(

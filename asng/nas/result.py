@@ -400,7 +400,8 @@ def warn_if_short(found: SearchResult, steps: int) -> None:
     elif isinstance(optimizer, ASNG) and is_noise(optimizer.delta, steps, free):
         warnings.warn(
             f"the scores were mostly noise: the step size delta fell to {optimizer.delta:.2g} in {steps} steps, as it "
-            "does where scores are random; judge by larger batches, or let nas.rerank choose",
+            "does where scores are random; judge by larger batches, pass arch_optimizer=ASNG(nas.space_of(model), "
+            f"population_size={2 * optimizer._population_size}), or let nas.rerank choose",
             stacklevel=3,
         )
 

@@ -103,6 +103,7 @@ def search(
             over candidates and steps. It moves batches to the device itself.
         epochs: The number of passes over `train_loader`, at least 1.
         arch_optimizer: `ASNG`, or a baseline, over `space_of(model)`; by default `ASNG` with its default settings.
+            `ASNG(space_of(model), population_size=4)` trains four candidates per step and judges four, not two.
         weight_optimizer: Any torch optimizer of the model's parameters; by default SGD with learning rate 0.025,
             momentum 0.9 and weight decay 3e-4, as in the paper. That suits images, but is slow for small tabular
             problems, where `torch.optim.Adam(model.parameters(), lr=0.005)` is a better start. A list of several, such

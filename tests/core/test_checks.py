@@ -82,7 +82,7 @@ def test_a_setting_lies_above_one_bound_and_reaches_to_the_other():
     )
 
 
-@pytest.mark.parametrize("value", [math.nan, "fast", None, 1j, [1, 2], -1])
+@pytest.mark.parametrize("value", [math.nan, "fast", "0.5", b"1", True, np.True_, None, 1j, [1, 2], -1])
 def test_a_setting_that_is_no_such_number_is_refused_by_name(value):
     assert refusal(check_float, value, "lr") == f"lr must be a number above 0, got {value!r}"
 

@@ -4,6 +4,7 @@ import functools
 import math
 import operator
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -274,9 +275,29 @@ def test_limits_are_asked_once_for_each_value_of_a_small_space():
     assert sorted(values["n"] for values in limit.seen) == list(range(-10, 11))
 
 
-def test_limits_that_nothing_meets_are_an_error():
-    with pytest.raises(EvaluationError, match=r"none of 0 evaluations .* no candidate met the limits"):
-        minimize(sphere, {"x": Real(0, 1)}, evaluations=10, limits=[lambda values: 1 + values["x"]], seed=0)
+def test_limits_that_nothing_meets_are_an_error_which_names_the_one_that_the_nearest_missed():
+    def first(values):
+        return values["n"] - 5
+
+    def second(values):
+        return 7 - values["n"]
+
+    nearest = r"no candidate met the limits; the nearest, \{'n': 5\}, missed limit second by 2$"
+    with pytest.raises(EvaluationError, match=r"none of 0 evaluations gave a finite loss; " + nearest):
+        minimize(sphere, {"n": Integer(1, 10)}, evaluations=10, limits=[first, second], seed=0)
+
+
+def test_limits_that_nothing_meets_are_an_error_again_when_the_same_call_is_repeated(tmp_path):
+    for _ in range(2):
+        with pytest.raises(EvaluationError, match=r"none of 0 evaluations .* no candidate met the limits"):
+            minimize(
+                lambda values: values["x"],
+                {"x": Real(0, 1)},
+                evaluations=10,
+                limits=[lambda values: 1 + values["x"]],
+                checkpoint=tmp_path / "state.json",
+                seed=0,
+            )
 
 
 def test_a_limit_that_is_met_by_more_than_a_float_holds_is_met():
@@ -287,8 +308,21 @@ def test_a_limit_without_a_number_is_named():
     def at_last(values):
         return None
 
-    with pytest.raises(ValueError, match="limit at_last must return a number, got None"):
-        minimize(sphere, LINE, evaluations=10, limits=[at_last])
+    with pytest.raises(ValueError, match="limit at_last must return a number, got None") as error:
+        minimize(sphere, {"n": Categorical([4])}, evaluations=10, limits=[at_last])
+    assert error.value.__notes__ == ["in limit at_last of the values {'n': 4}"]
+
+
+def test_a_limit_that_returns_nan_is_named_and_one_that_returns_infinity_is_missed():
+    def undefined(values):
+        return math.nan if values["n"] > 2 else -math.inf
+
+    def far(values):
+        return math.inf if values["n"] > 2 else -1
+
+    with pytest.raises(ValueError, match=r"limit undefined must return a number, or infinity .*, got nan"):
+        minimize(sphere, LINE, evaluations=50, limits=[undefined], seed=0)
+    assert minimize(sphere, LINE, evaluations=50, limits=[far], seed=0).values == {"n": 2}
 
 
 @pytest.mark.parametrize("boolean", [bool, np.bool_])
@@ -329,8 +363,18 @@ def test_the_optimizer_of_a_result_can_go_on():
         ({"noisy": 1}, "noisy must be True or False, got 1"),
         ({"limits": at_most_two}, "limits must be a list of functions of the values, got <function"),
         ({"limits": [3]}, "limits must be a list of functions"),
+        (
+            {"limits": [lambda m, v: 0]},
+            r"limit <lambda> is called with one dict of values, but takes \(m, v\); wrap it: def limit\(values\): "
+            r"return <lambda>\(values, \.\.\.\)",
+        ),
+        ({"limits": [lambda n: 0, lambda: 0]}, r"limit <lambda> is called with one dict of values, but takes \(\);"),
         ({"callback": "print"}, "callback must be a function of an evaluation, got 'print'"),
+        ({"callback": lambda: True}, r"callback is called with one evaluation, but takes \(\); give it that one argum"),
         ({"target": "low"}, "target must be a number above -inf, got 'low'"),
+        ({"target": "0.5"}, "target must be a number above -inf, got '0.5'"),
+        ({"target": True}, "target must be a number above -inf, got True"),
+        ({"timeout": "3", "executor": ThreadPoolExecutor(1)}, "timeout must be a number above 0, got '3'"),
         ({"target": math.nan}, "target must be a number"),
         ({"restarts": -1}, "restarts must be at least 0, got -1"),
         ({"progress": None}, "progress must be True or False, got None"),

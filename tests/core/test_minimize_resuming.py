@@ -147,11 +147,34 @@ def test_an_error_in_a_callback_loses_no_evaluation(tmp_path):
             raise Crash
 
     seen: list[Any] = []
-    with pytest.raises(Crash):
-        minimize(loss, BLEND, **SETTINGS, callback=fail, checkpoint=tmp_path / "state.json")
+    path = tmp_path / "state.json"
+    with pytest.raises(Crash) as error:
+        minimize(loss, BLEND, **SETTINGS, callback=fail, checkpoint=path)
+    assert error.value.__notes__ == [f"the 13 evaluations so far are in {path}: the same call continues there"]
     result = minimize(loss, BLEND, **SETTINGS, checkpoint=tmp_path / "state.json")
     assert result.history[:13] == seen
     assert result.history == minimize(loss, BLEND, **SETTINGS).history
+
+
+def test_an_error_in_a_limit_names_the_values_and_loses_no_evaluation(tmp_path):
+    def limit(values):
+        if values["n"] == broken.get("n", values["n"] + 1):
+            raise ZeroDivisionError
+        return values["n"] - 40
+
+    broken: dict[str, Any] = {}
+    settings: dict[str, Any] = {"limits": [limit], **SETTINGS}
+    whole = minimize(loss, BLEND, **settings)
+    broken.update(next(each.values for each in whole.history[30:] if each.values["n"] not in (3, 4)))
+    path = tmp_path / "state.json"
+    with pytest.raises(ZeroDivisionError) as error:
+        minimize(loss, BLEND, **settings, checkpoint=path)
+    of_limit, of_checkpoint = error.value.__notes__
+    assert of_limit.startswith("in limit limit of the values {")
+    assert f"'n': {broken['n']}" in of_limit
+    assert of_checkpoint.endswith(f" evaluations so far are in {path}: the same call continues there")
+    broken.clear()
+    assert minimize(loss, BLEND, **settings, checkpoint=path).history == whole.history
 
 
 PROGRAM = """

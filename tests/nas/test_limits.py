@@ -327,7 +327,7 @@ def test_limits_are_named_after_their_measure():
     assert [Limit(measure, 1).name for measure in (parameters, Flops(IMAGES), Latency(IMAGES))] == [
         "parameters",
         "Flops",
-        "Latency",
+        "Latency (s)",
     ]
     assert Limit(parameters, 1, name="size").name == "size"
 

@@ -251,6 +251,16 @@ def test_a_result_prints_its_costs_without_measuring_them_again():
     assert result(make_oneshot()).limits == []
 
 
+def test_a_printed_latency_has_its_unit():
+    batch = rows, _ = pairs(1)[0][0]
+    found = result(make_oneshot(limits=[Limit(nas.Latency(rows), 60)]))
+    assert re.search(r"^feasible: Latency \(s\) [\d.e-]+ of at most 60$", str(found), flags=re.MULTILINE)
+    assert "Latency (s)" in str(nas.front(found, [nas.Latency(rows)], [batch], cross_entropy, k=1)).splitlines()[0]
+    oneshot = make_oneshot(limits=[Limit(nas.Latency(rows), 1e-9)])
+    with pytest.warns(UserWarning, match=r"no architecture met all limits; the nearest has Latency \(s\) "):
+        result(oneshot)
+
+
 def test_printed_costs_have_the_digits_that_decide():
     limits = [Limit(lambda model, values: 1_000_001, 1_000_000, name="cost"), Limit(parameters, Fraction(401, 2))]  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="the nearest has cost 1000001 of at most 1000000"):
