@@ -46,11 +46,11 @@ class Candidate:
 
 
 class Best(NamedTuple):
-    """The lowest finite loss told so far, and its values.
+    """The lowest finite loss so far, and its values.
 
     Attributes:
         values: One value for each variable, by name.
-        loss: The loss that was told for them.
+        loss: Their loss.
 
     >>> import asng
     >>> optimizer = asng.ASNG({"n": asng.Integer(1, 3)}, seed=0)
@@ -157,7 +157,7 @@ class Optimizer(ABC):
         return self._family.sample(self._state[0], n, generator)
 
     def ask(self, n: int | None = None) -> list[Candidate]:
-        """Draw candidates. Asking is free: nothing is pending afterwards.
+        """Draw candidates; not all of them have to be told.
 
         Args:
             n: Number of candidates, from 1 to a million; by default `population_size`.
@@ -166,7 +166,7 @@ class Optimizer(ABC):
             A list of n candidates.
 
         Raises:
-            ValueError: n is no such integer.
+            ValueError: n is not such an integer.
         """
         n = self.population_size if n is None else check_int(n, "n", min=1, max=MAX_CANDIDATES)
         x = self._sample(n, self._generator)
@@ -179,11 +179,13 @@ class Optimizer(ABC):
         """Learn from candidates; only the order of their losses counts.
 
         Args:
-            candidates: Two or more candidates of any earlier ask. They may be told again, such as with another loss
-                under noise, or the best of the last population beside the next one: each call is an update of its own.
-            losses: One number for each, lower is better. Those that are not finite, minus infinity too, count as worst.
-            active: For each candidate, the names of the variables that had an effect on its loss; the others are left
-                out of what is learned from it. By default all count, as in the paper.
+            candidates: Two or more candidates of any earlier ask. They may be told again, for example with another loss
+                under noise, or the best of the last population together with the next one: each call is a separate
+                update.
+            losses: One number for each, lower is better. Losses that are not finite, also minus infinity, count as
+                worst.
+            active: For each candidate, the names of the variables that had an effect on its loss; the update ignores
+                the others. By default all count, as in the paper.
 
         Raises:
             ValueError: Candidates, losses or names do not fit; nothing is learned.
@@ -228,25 +230,29 @@ class Optimizer(ABC):
             raise ValueError(f"tell takes a list of the candidates that ask returned, got {candidate!r} in it")
         row, names = as_float_array(candidate.x), self._space.names
         if row is None or row.shape != (len(names),):
-            fault = f"x = {' '.join(repr(candidate.x).split())}, where {len(names)} numbers belong,"
+            fault = f"x = {' '.join(repr(candidate.x).split())}, which must be {len(names)} numbers,"
         else:
             wrong = [index for index in range(len(names)) if not self._can_draw(index, row[index])]
             if not wrong:
                 return row
             fault = f"x = {row[wrong[0]]} for {names[wrong[0]]!r}"
         raise ValueError(
-            f"a candidate with {fault} is no point of this space; tell candidates that this optimizer's ask returned"
+            f"a candidate with {fault} is not in this space; tell candidates that this optimizer's ask returned"
         )
 
     def _can_draw(self, index: int, number: float) -> bool:
         """Tell whether a number can be the raw draw of a variable."""
-        point = self._family.mode(self.theta)
+        point = np.array(self._family.mode(self.theta))  # a copy: a family may return theta itself
         point[index] = number
+        return math.isfinite(number) and self._can_draw_row(point)
+
+    def _can_draw_row(self, row: Array) -> bool:
+        """Tell whether finite numbers (variables,) can be a raw draw."""
         try:
-            self._family.statistics(point)
+            self._family.statistics(row)
         except ValueError:
             return False
-        return math.isfinite(number)
+        return True
 
     def _mask(self, active: Iterable[Collection[str]], n: int) -> Array:
         """Mask (n, variables) of active variables, 0 or 1."""
@@ -258,7 +264,7 @@ class Optimizer(ABC):
         except Exception:  # not iterable, or an array without axes, a collection that has no length
             fits = False
         if not fits:
-            raise ValueError(f"active holds a set of names for each of the {n} candidates, got {active!r}")
+            raise ValueError(f"active must have a set of names for each of the {n} candidates, got {active!r}")
         for name in chain.from_iterable(name_sets):
             if not isinstance(name, str) or name not in self._space.names:
                 raise ValueError(f"active names {name!r}, which is not in the space: {', '.join(self._space.names)}")
@@ -312,14 +318,14 @@ class Optimizer(ABC):
 
     @property
     def generator_state(self) -> dict[str, Any]:
-        """The RNG state: the part of `state_dict()` that `ask` changes, and much cheaper than all of it."""
+        """The RNG state: the only part of `state_dict()` that `ask` changes, and much smaller."""
         return dict(self._generator.bit_generator.state)
 
     def state_dict(self) -> dict[str, Any]:
         """Save the state.
 
         Returns:
-            All that later asks and tells depend on, except `population_size`, as JSON-safe values.
+            Everything that later asks and tells depend on, except `population_size`, as JSON-safe values.
         """
         best = None if self._best is None else {"x": self._best[0].tolist(), "loss": self._best[1]}
         state = {
@@ -334,7 +340,7 @@ class Optimizer(ABC):
         """Restore the state: the optimizer continues bit for bit.
 
         Args:
-            state: What `state_dict()` returned, of an optimizer with the same space and settings.
+            state: The state from `state_dict()` of an optimizer with the same space and settings.
 
         Raises:
             ValueError: The state does not fit or is damaged; nothing is changed.
@@ -343,7 +349,7 @@ class Optimizer(ABC):
         theta = loaded[0]
         is_allowed = np.allclose(self._family.project(theta), theta, rtol=1e-6, atol=1e-9)
         impossible = self._impossible_part(loaded) if is_allowed else "theta"
-        if best is not None and not all(map(self._can_draw, range(self._family.variables), best[0])):
+        if best is not None and not self._can_draw_row(best[0]):
             impossible = "best"
         if impossible is not None:
             raise ValueError(f"the state is damaged: no run leads to its {impossible}")

@@ -223,6 +223,9 @@ def test_a_family_may_return_its_arguments_where_nothing_is_to_be_done(method):
             candidates = optimizer.ask()
             optimizer.tell(candidates, [abs(c.values["x"] - 3) for c in candidates])
         states.append(optimizer.state_dict()["state"])
+        again = method({"x": Custom(UnitNormal(copy=copy))}, population_size=3)
+        again.load_state_dict(optimizer.state_dict())
+        assert again.best == optimizer.best
     assert states[0] == states[1]
 
 

@@ -18,7 +18,7 @@ def loss(values):
 def test_active_without_axes_is_refused(names):
     optimizer = ASNG(SPACE, seed=0)
     for active in (names, [names, ["op"]]):
-        with pytest.raises(ValueError, match=r"active (holds a set of names for each of the 2 candidates|names)"):
+        with pytest.raises(ValueError, match=r"active (must have a set of names for each of the 2 candidates|names)"):
             optimizer.tell(optimizer.ask(2), [1.0, 2.0], active=active)
 
 

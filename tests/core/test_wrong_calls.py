@@ -47,15 +47,15 @@ WRONG_TELLS: dict[str, Any] = {
     "active of a range": (lambda o: o.tell(o.ask(2), [1, 2], active=[range(10**12)] * 2), "active names 0, which is"),
     "of another space": (
         lambda o: o.tell(ASNG({"a": Integer(0, 9)}).ask(2), [1, 2]),
-        r"where 5 numbers belong, is no point of this space; tell candidates that this optimizer's ask returned",
+        r"which must be 5 numbers, is not in this space; tell candidates that this optimizer's ask returned",
     ),
     "of another space as wide": (
         lambda o: o.tell(ASNG({str(i): Categorical(range(50)) for i in range(5)}, seed=0).ask(2), [1, 2]),
-        "no point of this space",
+        "not in this space",
     ),
-    "numbers that are none": (lambda o: o.tell([Candidate({}, [math.nan] * 5)] * 2, [1, 2]), "no point of this space"),
-    "text for numbers": (lambda o: o.tell([Candidate({}, ["1"] * 5)] * 2, [1, 2]), "no point of this space"),
-    "numbers without an array": (lambda o: o.tell([Candidate({}, Stubborn())] * 2, [1, 2]), "no point of this space"),
+    "numbers that are none": (lambda o: o.tell([Candidate({}, [math.nan] * 5)] * 2, [1, 2]), "not in this space"),
+    "text for numbers": (lambda o: o.tell([Candidate({}, ["1"] * 5)] * 2, [1, 2]), "not in this space"),
+    "numbers without an array": (lambda o: o.tell([Candidate({}, Stubborn())] * 2, [1, 2]), "not in this space"),
     "a set of losses": (lambda o: o.tell(o.ask(2), {0.3, 0.1}), "order of the candidates"),
     "a dict of losses": (lambda o: o.tell(o.ask(2), {0: 1, 1: 2}), "order of the candidates"),
     "text of losses": (lambda o: o.tell(o.ask(2), "12"), "order of the candidates, got '12'"),
@@ -71,7 +71,7 @@ WRONG_TELLS: dict[str, Any] = {
     "active of nobody": (lambda o: o.tell(o.ask(2), [1, 2], active=[{"n"}, {"z"}]), "'z', which is not in the space"),
     "some of another space": (
         lambda o: o.tell([*o.ask(1), *ASNG({"a": Integer(0, 9)}).ask(1)], [1, 2]),
-        "no point of this space",
+        "not in this space",
     ),
     "ask for none": (lambda o: o.ask(0), "n must be at least 1, got 0"),
     "ask for a half": (lambda o: o.ask(0.5), "n must be an integer, got 0.5"),
@@ -127,7 +127,7 @@ def test_an_exchanged_number_in_a_candidate_is_refused_by_name(name, number, met
     optimizer.tell(optimizer.ask(), [1.0, 2.0])
     candidates = exchange(optimizer.ask(), name, number)
     before = optimizer.state_dict()
-    with pytest.raises(ValueError, match=re.escape(f"x = {number} for '{name}' is no point of this space; tell cand")):
+    with pytest.raises(ValueError, match=re.escape(f"x = {number} for '{name}' is not in this space; tell cand")):
         optimizer.tell(candidates, losses)
     assert optimizer.state_dict() == before
 
@@ -138,7 +138,7 @@ def test_what_is_no_real_number_in_a_candidate_is_refused(number, method):
     optimizer = method(OWN, seed=0)
     candidates = exchange(optimizer.ask(), "n", number)
     before = optimizer.state_dict()
-    with pytest.raises(ValueError, match=r"where 6 numbers belong, is no point of this space"):
+    with pytest.raises(ValueError, match=r"which must be 6 numbers, is not in this space"):
         optimizer.tell(candidates, [1.0, 2.0])
     assert optimizer.state_dict() == before
 
