@@ -35,8 +35,8 @@ class Evaluation(NamedTuple):
 
     Attributes:
         values: One value for each variable, by name.
-        loss: What the black box returned; infinity where it failed.
-        error: Why it failed, or an empty text.
+        loss: The returned loss; infinity after a failure.
+        error: The reason of a failure, or an empty string.
 
     >>> Evaluation({"n": 3}, 0.25)
     Evaluation(values={'n': 3}, loss=0.25, error='')
@@ -104,7 +104,7 @@ class BlackBox:
         if restarts is not None:
             self._restarts = check_int(restarts, "restarts", min=0)
         self._given_size = population_size
-        self.population_size = default_population_size(space, evaluations)
+        self.population_size = default_population_size(space, evaluations, noisy=self._noisy)
         if population_size is not None:
             self.population_size = check_int(population_size, "population_size", min=2, max=MAX_CANDIDATES)
         self.optimizers = [self._make_optimizer(0)]  # also checks the seed
@@ -223,7 +223,7 @@ class BlackBox:
         self.is_whole = False
         others = self.trials.pop(trial)
         if unknown := set(outcome.active or ()) - self._variables.keys():
-            outcome = CallResult(math.inf, f"it returned {min(unknown)!r}, which is not in the space, as active")
+            outcome = CallResult(math.inf, f"it returned the active name {min(unknown)!r}, which is not in the space")
         if self.first_cause is None:
             self.first_cause = outcome.cause
         evaluation = self._remember(trial, outcome.loss, outcome.error, outcome.active)
@@ -238,7 +238,7 @@ class BlackBox:
             self._active[trial.key] = frozenset(active)
         total, count = self._losses.get(trial.key, (0.0, 0))
         self._losses[trial.key] = total + loss, count + 1
-        self.failures_in_row = 0 if math.isfinite(loss) else self.failures_in_row + 1
+        self.failures_in_row = self.failures_in_row + 1 if error else 0  # infinity is a loss, not a failure
         evaluation = Evaluation(trial.candidate.values, loss, error)
         self._ended.append(trial)
         self.history.append(evaluation)
@@ -465,7 +465,7 @@ def _to_violation(returned: Any, name: str) -> float:
         )
     number = as_float(returned, f"limit {name} must return a number")
     if math.isnan(number):
-        raise ValueError(f"limit {name} must return a number, or infinity where it is missed by far, got nan")
+        raise ValueError(f"limit {name} must return a number or infinity, got nan")
     return number
 
 

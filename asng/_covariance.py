@@ -23,6 +23,7 @@ MAX_SKEW = 1e-9  # of correlations, which are stored twice: how far both may dri
 MAX_BETA = 1 / 6  # where there are numbers
 MODE_PROB = 0.73  # of all choices together, as in CatCMA: numbers learn little from candidates with other choices
 MAX_NUMBERS = 100  # with covariances, which then take four times as long as independent numbers
+NOISY_SHARE, MAX_NOISY_SIZE = 40, 1000  # a population of noisy losses is this share of the evaluations, or more
 MAX_PRECISION = 1e6  # of numbers with covariances: the bounds over the smallest standard deviation
 
 
@@ -219,13 +220,19 @@ def capped_asng(space: Mapping[str, Variable], **settings: Any) -> ASNG:
     return ASNG(space, delta_init=min(1.0, family.root_dimension * max_beta), max_beta=max_beta, **settings)
 
 
-def default_population_size(space: Mapping[str, Variable], evaluations: int | None = None) -> int:
+def default_population_size(
+    space: Mapping[str, Variable], evaluations: int | None = None, *, noisy: bool = False
+) -> int:
     """4 + floor(3 ln n) for n variables with more than one value; of few evaluations 0.6 of their root, but 4 or more.
 
     A distribution that moves seldom learns little before the evaluations are spent. The size is even then, as numbers
-    are drawn in pairs.
+    are drawn in pairs. Of many noisy evaluations it is a share: a small population converges on noise, long before the
+    evaluations are spent.
     """
     listed = [variable.values() for variable in space.values()]
     n = sum(values is None or len(values) > 1 for values in listed)
     size = 4 + math.floor(3 * math.log(max(n, 1)))
-    return size if evaluations is None else min(size, max(4, 2 * math.isqrt(9 * evaluations // 100)))
+    if evaluations is None:
+        return size
+    size = min(size, max(4, 2 * math.isqrt(9 * evaluations // 100)))
+    return max(size, min(evaluations // NOISY_SHARE, MAX_NOISY_SIZE)) if noisy else size

@@ -54,7 +54,7 @@ def to_call_result(returned: Any) -> CallResult:
 
 def _to_names(active: Any) -> frozenset[str]:
     if not isinstance(active, (Set, list, tuple)) or not all(isinstance(name, str) for name in active):
-        raise ValueError(f"it must return a number, or a number and a set of names, got {active!r} behind the number")
+        raise ValueError(f"it must return a number, or a number and a set of names, got {active!r} after the number")
     return frozenset(active)
 
 
@@ -303,7 +303,7 @@ def _check_picklable(f: Callable[[Values], Any]) -> None:
     except Exception as error:  # of several kinds
         raise ValueError(
             f"processes cannot be sent this function ({error}): define it at the top level of a file, not as a lambda "
-            "or inside of another function, or use a ThreadPoolExecutor"
+            "or inside another function, or use a ThreadPoolExecutor"
         ) from error
 
 

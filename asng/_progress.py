@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 TERMINAL_INTERVAL, LOG_INTERVAL = 10.0, 60.0  # seconds between two lines of text where there is no bar
+FIRST_REPORT, REPORT_INTERVAL = 1.0, 0.2  # seconds before a delayed bar appears, and between its changes
 
 
 class Progress(Protocol):
@@ -49,6 +50,24 @@ def progress_bar(title: str, console: Any = None) -> Iterator[Progress]:
         yield _write_lines(title, LOG_INTERVAL, lambda text: console.print(text, soft_wrap=True, highlight=False))
     else:
         yield no_progress
+
+
+@contextmanager
+def delayed_progress_bar(title: str, *, wanted: bool) -> Iterator[Progress]:
+    """A bar that appears after a second, so that quick computations show none."""
+    if not wanted:
+        yield no_progress
+        return
+    with progress_bar(title) as bar:
+        next_report = time.monotonic() + FIRST_REPORT
+
+        def report(fraction: float, text: str = "", *, line: bool = False) -> None:
+            nonlocal next_report
+            if time.monotonic() >= next_report:
+                bar(fraction, text, line=line)
+                next_report = time.monotonic() + REPORT_INTERVAL
+
+        yield report
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import math
 import re
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
@@ -17,7 +16,7 @@ from asng._asktell import Optimizer, Seed
 from asng._blackbox import BlackBox, Evaluation, Limits, Trial, limit_name
 from asng._checks import check_bool, check_float, check_int, unfit_signature
 from asng._evaluation import Evaluator, ExecutorLost, InExecutor
-from asng._progress import Progress, no_progress, progress_bar
+from asng._progress import Progress, delayed_progress_bar
 from asng._signals import sigterm_as_interrupt
 from asng.space import Variable
 
@@ -26,23 +25,22 @@ MAX_FAILED_POPULATIONS = 5  # in a row
 MAX_SHOWN = 6  # values in a text
 MAX_WARNED = 3  # kinds of errors
 NUMBER = re.compile(r"0x[0-9a-f]+|-?[0-9][-+.0-9e]*")  # errors of one reason differ in sizes, losses, addresses
-FIRST_REPORT, REPORT_INTERVAL = 1.0, 0.2  # seconds: quick minimizations show no progress bar
 
 
 class Result(NamedTuple):
     """The result of `minimize`.
 
     Attributes:
-        values: Those with the lowest loss, by name.
-        loss: Their loss.
-        mode: The most likely values at the end, which may be better where the losses are noisy.
-        evaluations: How many were made.
-        stopped: Why it ended: "evaluations" (all were made), "target", "converged" (the distribution has been as narrow
-            as it may become for a while), "nothing new" (all values are known, or those of ten populations),
-            "infeasible" (a thousand populations without a feasible new candidate), "callback", "interrupted" (Ctrl-C,
-            SIGTERM or SIGHUP), "failures" (five populations in a row failed) or "executor" (it broke).
+        values: The values with the lowest loss, by name.
+        loss: The lowest loss.
+        mode: The most likely values at the end, which may be better if the losses are noisy, and may violate a limit.
+        evaluations: The number of evaluations.
+        stopped: The reason: "evaluations" (all were made), "target", "converged" (the distribution has been as narrow
+            as possible for a while), "nothing new" (all values are known, or those of ten consecutive populations),
+            "infeasible" (a thousand populations without a new feasible candidate), "callback", "interrupted" (Ctrl-C,
+            SIGTERM or SIGHUP), "failures" (five consecutive populations failed) or "executor" (the executor broke).
         history: All evaluations, in the order in which they ended.
-        optimizer: Can be inspected or continued. After restarts it is the one that found the lowest loss.
+        optimizer: The optimizer; after restarts the one that found the lowest loss. It can continue.
 
     >>> import asng
     >>> result = asng.minimize(lambda values: values["n"], {"n": asng.Integer(1, 3)}, evaluations=20, seed=0)
@@ -67,11 +65,11 @@ class Result(NamedTuple):
 
 
 class EvaluationError(RuntimeError):
-    """No evaluation gave a finite loss; `__cause__` is what the first one raised, if it was in this process.
+    """No evaluation gave a finite loss; `__cause__` is the exception of the first one, if it was in this process.
 
     Attributes:
         history: The evaluations, with their errors.
-        optimizer: The optimizer, as far as it came.
+        optimizer: The optimizer at that time.
 
     >>> import asng
     >>> import warnings
@@ -107,46 +105,49 @@ def minimize(
 ) -> Result:
     """Minimize a black box over a space. Ctrl-C, SIGTERM and SIGHUP end it early with the result so far.
 
-    An evaluation that raises, dies, takes longer than `timeout`, or returns None, NaN, -infinity or no number is one
-    evaluation with the worst loss; a warning says why, once for reasons that differ in numbers alone, and of three
-    reasons at most.
+    An evaluation fails if it raises an exception, dies, exceeds `timeout`, or returns None, NaN, -infinity or something
+    other than a number. It counts as one evaluation with the worst loss. At most three warnings show the errors; errors
+    that differ only in numbers count as the same.
 
     Args:
-        f: Called with a dict of values; returns a number, lower is better. Where not all values had an effect, it may
-            return (number, names of those that had): what the others were is then not learned from.
+        f: Called with a dict of values; returns a number, lower is better. If some values had no effect, it may return
+            (number, names of those that had): the update then ignores the others.
         space: Names and variables.
-        evaluations: The most calls of f, at least 2.
-        population_size: Candidates compared at a time; by default 4 + floor(3 ln n) for n variables with more than one
-            value, and of few evaluations 0.6 times their square root, in pairs, but 4 at least.
-        executor: Any concurrent.futures executor, such as a ProcessPoolExecutor or that of a Dask client. All its
-            workers are busy all the time, without waiting for the slowest of a population; so the result depends on
-            who is faster, and the same seed may not repeat it. For executors other than those of the standard library,
-            `population_size` evaluations are in flight.
+        evaluations: The maximum number of calls of f, at least 2.
+        population_size: Candidates per update; by default 4 + floor(3 ln n) for n variables with more than one value,
+            or, if that is smaller, 0.6 times the square root of `evaluations`, rounded to an even number, at least 4.
+            If `noisy`, at least a fortieth of `evaluations`, up to 1,000; if the callback ends the minimization, let
+            `evaluations` be the number to expect.
+        executor: Any concurrent.futures executor, such as a ProcessPoolExecutor or that of a Dask client. An idle
+            worker gets the next candidate at once, without a barrier. The result therefore depends on the order in
+            which evaluations end, and the same seed may not repeat it. Executors other than those of the standard
+            library get `population_size` evaluations at a time.
         seed: An integer or a SeedSequence; None for a random one.
-        initial: Prior knowledge by name, as in `ASNG`.
-        noisy: Whether f may return another loss for the same values. If not, values that were evaluated before have
-            their stored loss, which costs no evaluation.
-        limits: Functions of the values; values are feasible where all return 0 or less. They are called in order up to
+        initial: Priors by name, as in `ASNG`.
+        noisy: Whether f may return different losses for the same values. If not, repeated values reuse their stored
+            loss, which costs no evaluation.
+        limits: Functions of the values; values are feasible if all return 0 or less. They are called in order, up to
             the first violated one. Infeasible candidates are not evaluated, and rank behind all feasible ones by
-            violation. What a limit or the callback raises ends the minimization.
+            violation. An exception in a limit or in the callback ends the minimization.
         callback: Called with every `Evaluation`; ends the minimization by returning True.
-        checkpoint: A file that the state is saved to, after every evaluation but at most once a second, and at the end.
-            The same call continues from it, also with more evaluations, with the population that it began with. By
-            default nothing is saved.
-        target: Ends the minimization at a loss that is not above it.
-        timeout: Seconds that an evaluation by an executor may take, without the start of its process; by default any.
-        restarts: How often to start over, with twice the population (1,000 at most), once converged or without
-            anything new; by default as often as evaluations allow, and never where losses are noisy. In a space of
-            up to 10,000 values the last restart evaluates those that are left, in random order.
-        progress: Show a progress bar after a second, if stderr is a terminal; and a line where it continues.
+        checkpoint: Path of a file for the state, saved after every evaluation (at most once a second) and at the end.
+            The same call continues from it, also with more evaluations, with its original population size. By default
+            nothing is saved.
+        target: Stop at a loss of at most this number.
+        timeout: Maximum seconds of one evaluation by an executor, without the start of its process; by default no
+            limit.
+        restarts: Maximum number of restarts, each with twice the population (at most 1,000), after convergence or when
+            nothing new is found; by default no limit, or 0 if `noisy`. In a space of up to 10,000 values the last
+            restart evaluates all remaining ones, in random order.
+        progress: Show a progress bar after a second, if stderr is a terminal, and print where a checkpoint continues.
 
     Returns:
-        The best values, their loss, the mode, why it stopped, all evaluations, and the optimizer.
+        The best values, their loss, the mode, the reason to stop, all evaluations, and the optimizer.
 
     Raises:
         ValueError: An argument does not fit, a limit returns NaN or no number, or the checkpoint is of another
             minimization, in use or damaged.
-        OSError: The checkpoint cannot be written; before the first evaluation, except for a disk that becomes full.
+        OSError: The checkpoint cannot be written. Raised before the first evaluation, unless the disk becomes full.
         EvaluationError: No evaluation gave a finite loss.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came before the first finite loss.
 
@@ -155,7 +156,7 @@ def minimize(
     >>> asng.minimize(lambda v: abs(v["n"] - 7) + (v["op"] == "add"), space, evaluations=100, seed=0)
     Result(values={'op': 'mul', 'n': 7}, loss=0, evaluations=18, stopped='nothing new')
     """
-    evaluations = check_int(evaluations, "evaluations", min=2)
+    evaluations, progress = check_int(evaluations, "evaluations", min=2), check_bool(progress, "progress")
     _check_callables(f, space, executor, limits, callback)
     run = BlackBox(space, evaluations, population_size, initial, seed, noisy, limits, restarts)
     target = -math.inf if target is None else check_float(target, "target", gt=-math.inf)
@@ -163,7 +164,7 @@ def minimize(
         sigterm_as_interrupt(),
         closing(_make_evaluator(f, executor, timeout)) as evaluator,
         _open_checkpoint(run, checkpoint) as save,
-        _delayed_progress(progress) as report,
+        delayed_progress_bar("minimize", wanted=progress) as report,
     ):
         if progress and 0 < len(run.history) < evaluations:
             sys.stderr.write(f"minimize: continues after evaluation {len(run.history)} of {evaluations}\n")
@@ -218,7 +219,7 @@ def _evaluate(
             if reason and reason not in warned and len(warned) < MAX_WARNED:
                 warned.add(reason)
                 shown = f"evaluation {number} of {_format_values(evaluation.values)}"
-                rest = "; other errors are in the history alone" if len(warned) == MAX_WARNED else ""
+                rest = "; the history has all other errors" if len(warned) == MAX_WARNED else ""
                 warnings.warn(f"{shown} failed and ranks last: {evaluation.error}{rest}", stacklevel=3)
             returned = None if callback is None else callback(evaluation)
             is_over |= isinstance(returned, (bool, np.bool_)) and bool(returned)
@@ -243,8 +244,8 @@ def _result(run: BlackBox, stopped: str) -> Result:
         error.history, error.optimizer = run.history, run.optimizer
         raise error from run.first_cause
     if stopped == "failures":
-        why = run.history[-1].error or "the loss is infinite"
-        warnings.warn(f"minimize ends early: the last {run.failures_in_row} evaluations failed: {why}", stacklevel=3)
+        text = f"the last {run.failures_in_row} evaluations failed: {run.history[-1].error}"
+        warnings.warn(f"minimize ends early: {text}", stacklevel=3)
     optimizer = run.best_optimizer
     best = run.best
     return Result(best.values, best.loss, optimizer.mode(), len(run.history), stopped, run.history, optimizer)
@@ -281,24 +282,6 @@ def _open_checkpoint(run: BlackBox, path: str | PathLike[str] | None) -> Iterato
                 file.save(run.state_dict())
 
 
-@contextmanager
-def _delayed_progress(progress: bool) -> Iterator[Progress]:
-    """A progress bar that appears after a while."""
-    if not check_bool(progress, "progress"):
-        yield no_progress
-        return
-    with progress_bar("minimize") as bar:
-        next_report = time.monotonic() + FIRST_REPORT
-
-        def report(fraction: float, text: str = "", *, line: bool = False) -> None:
-            nonlocal next_report
-            if time.monotonic() >= next_report:
-                bar(fraction, text, line=line)
-                next_report = time.monotonic() + REPORT_INTERVAL
-
-        yield report
-
-
 def _format_values(values: Mapping[str, Any]) -> str:
     """Values as text, cut to the first few."""
     texts = {name: f"{v:.6g}" if isinstance(v, float) else str(repr(v))[:40] for name, v in values.items()}
@@ -315,6 +298,8 @@ def _check_callables(f: Any, space: Any, executor: Any, limits: Any, callback: A
         raise ValueError(
             f"executor must be a concurrent.futures executor, such as a ThreadPoolExecutor, got {executor!r}"
         )
+    if hasattr(executor, "get_executor"):  # its futures are not those of concurrent.futures
+        raise ValueError(f"executor is a client of Dask; pass client.get_executor(pure=False), got {executor!r}")
     if not isinstance(limits, (list, tuple)) or not all(map(callable, limits)):
         raise ValueError(f"limits must be a list of functions of the values, got {limits!r}")
     for limit in limits:

@@ -60,6 +60,14 @@ def test_infinity_ranks_last_without_a_warning(infinity):
     assert result.values == {"n": 2}
 
 
+def test_infinite_losses_do_not_end_it_however_many_come_in_a_row():
+    first = iter([math.inf] * 60)
+    result = minimize(lambda values: next(first, sphere(values)), WIDE, evaluations=100, seed=0)
+    assert (result.stopped, result.evaluations) == ("evaluations", 100)
+    assert [evaluation.loss for evaluation in result.history[:60]] == [math.inf] * 60
+    assert not any(evaluation.error for evaluation in result.history)
+
+
 @pytest.mark.filterwarnings("ignore:evaluation")
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, None])
 def test_an_error_without_any_finite_loss_carries_the_optimizer(loss):
@@ -131,7 +139,7 @@ def test_of_failures_that_all_differ_three_are_warned_of_and_the_first_one_ends_
         with pytest.raises(EvaluationError) as raised:
             minimize(fail, WIDE, evaluations=6, seed=0)
     warned = [str(warning.message).partition("last: ")[2] for warning in caught]
-    last = "ValueError: four; other errors are in the history alone"
+    last = "ValueError: four; the history has all other errors"
     assert warned == ["ValueError: one", "ValueError: three", last]
     assert str(raised.value) == "none of 6 evaluations gave a finite loss; 5 failed, the first one: ValueError: one"
     assert str(raised.value.__cause__) == "one"

@@ -69,6 +69,11 @@ def die_once(values, *, folder):
     return record(values, folder)
 
 
+def test_a_client_in_place_of_its_executor_is_refused(executor):
+    with pytest.raises(ValueError, match=r"pass client\.get_executor\(pure=False\), got <Client"):
+        minimize(loss, SPACE, evaluations=4, executor=executor._client)
+
+
 def values_of(result):
     return [tuple(evaluation.values.items()) for evaluation in result.history]
 
