@@ -35,43 +35,42 @@ MAX_DRAWS = 16  # per candidate, in search of a feasible one
 class OneShot:
     """Alternates between the weights of a model with decisions and the distribution of its architecture.
 
-    Both halves run the model in training mode, so batch norm uses the statistics of the batch; parts that
-    were put into evaluation mode explicitly, or by the model's own `train()`, stay in it. Running statistics
-    mix those of all candidates and have no effect on the search: an extracted network needs
-    `recalibrate`. A gradient that is not finite leaves the weights as they are; losses that are not
-    finite are worst. A candidate that runs out of memory is worst, too, its gradient is dropped from the
-    mean, and a warning names it; after five steps in a row in which every candidate failed, there is an
-    error. A warning names decisions that nothing reads.
+    Both halves run the model in training mode, so batch norm uses the statistics of the batch. Parts that were put into
+    evaluation mode explicitly, or by the model's own `train()`, stay in it. Running statistics average over all
+    candidates and have no effect on the search: an extracted network needs `recalibrate`. A gradient that is not finite
+    is skipped; losses that are not finite are worst. A candidate that runs out of memory is also worst, its gradient
+    does not enter the mean, and a warning names it; after five consecutive steps in which every candidate failed, an
+    error is raised. A warning names decisions that nothing reads.
 
-    Several processes (torch.distributed, set up before) all have to pass the same batches. They begin
-    with the weights, the buffers and the state of rank 0. Each has the running statistics of the
-    candidates that it ran itself. Where there are more processes than candidates, groups of them split the batch of one
-    candidate each by its rows; losses, scores and metrics then have to be means over rows.
+    Several processes (initialize torch.distributed first) must all pass the same batches. They start from the weights,
+    the buffers and the state of rank 0. Each has the running statistics of the candidates that it ran. If there are
+    more processes than candidates, groups of processes split the batch of one candidate each by rows; losses, scores
+    and metrics must then be means over rows.
 
     Args:
-        model: Any module with decisions, on the device where it is trained; also what torch.compile or DataParallel
-            made of it, which is then what `loss_fn` is called with. DDP and FSDP are refused.
+        model: Any module with decisions, on its training device, also wrapped by torch.compile or DataParallel;
+            `loss_fn` then gets the wrapped model. DDP and FSDP are refused.
         arch_optimizer: ASNG, or a baseline, over `space_of(model)`.
-        weight_optimizer: Any torch optimizer of the model's parameters, or a list of several that share them out.
+        weight_optimizer: Any torch optimizer of the model's parameters, or a list of several with disjoint parameters.
         loss_fn: (model, batch) -> scalar tensor, or (loss, metrics) with a mapping of names to numbers or scalar
-            tensors, which steps return; runs the model as it is selected.
-        judge: (model, batch) -> the number by which candidates are ranked, the lower the better: anything that
-            converts to float, or (number, metrics). It runs as `loss_fn` does, without gradients; `selected(model)`
-            has the values of the candidate. Train/eval modes are restored after it. By default the loss.
-        max_grad_norm: Largest norm of the gradient of the weights.
+            tensors, which steps return. It runs the model with the selected architecture.
+        judge: (model, batch) -> the number that ranks candidates, lower is better: anything that converts to float, or
+            (number, metrics). It runs as `loss_fn` does, without gradients; `selected(model)` returns the values of the
+            candidate. Its changes of train/eval modes are undone. By default the loss.
+        max_grad_norm: Maximum norm of the gradient of the weights; None for no clipping.
         limits: Hard limits on costs: infeasible candidates are never run, and rank behind all feasible ones.
         amp_dtype: torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients.
-        mask_inactive: Leave variables without effect on a candidate out of its gradient (not the paper's way).
-        sync_batchnorm: Where several processes run one candidate, each on a share of its batch, let its batch norms
-            have the statistics of the whole batch. No candidate may then fail, also not by a lack of memory.
-        failures: The errors that a candidate may raise without ending the search: it then counts as one that ran out of
-            memory.
-        capture: Run each step as one CUDA graph; where that cannot be, a warning says why, and steps run as usual.
+        mask_inactive: Exclude variables without effect on a candidate from its update (an addition to the paper).
+        sync_batchnorm: If several processes run one candidate, each on a part of its batch, compute its batch-norm
+            statistics over the whole batch. No candidate may then fail, not even by running out of memory.
+        failures: Exceptions of a candidate that do not end the search; they are handled like running out of memory.
+        capture: Run each step as one CUDA graph. If a step cannot be captured, it runs as usual, after a warning with
+            the reason.
 
     Attributes:
         supernet: The index of the model: its space, selection, extraction.
-        costs: The costs of its architectures under the limits.
-        model, arch_optimizer, weight_optimizer, judge, device: As given; the model without a wrapper.
+        costs: The costs of architectures under the limits.
+        model, arch_optimizer, weight_optimizer, judge, device: As passed; the model without its wrapper.
 
     Raises:
         ValueError: The model or the optimizers cannot be searched; the message says what to change.
@@ -118,6 +117,8 @@ class OneShot:
         self._restoring_judge = None if judge is None else restore_modes(judge, self.supernet.paths)
         self._weight_optimizers = WeightOptimizers(weight_optimizer, max_grad_norm, amp_dtype)
         self._parameters = self._weight_optimizers.parameters
+        in_model = set(map(id, self.model.parameters()))
+        self._other_weights = [p for p in self._parameters if id(p) not in in_model]  # such as those of a loss
         self.device: torch.device = self._weight_optimizers.device
         _checks.check_device(self.device)
         self._groups = Groups(arch_optimizer._population_size, sync_batchnorm=sync_batchnorm)
@@ -152,12 +153,12 @@ class OneShot:
         """Time and memory of the capture of a step.
 
         Returns:
-            `capture_seconds` and `capture_gb`, the device memory that the graph keeps; empty unless steps are captured.
+            `capture_seconds` and `capture_gb`, the device memory of the graph; empty unless steps are captured.
         """
         return {} if self._captured is None else dict(self._captured.cost)
 
     def release_capture(self) -> None:
-        """Free the device memory of a captured step; another step captures again."""
+        """Free the device memory of a captured step; the next step captures again."""
         if self._captured is not None:
             self._captured.release()
 
@@ -165,27 +166,27 @@ class OneShot:
         """Run one iteration; the selection of the model is restored on exit.
 
         Args:
-            train_batch: What all candidates for the weights see, as `loss_fn` takes it.
-            valid_batch: What all candidates that move the distribution see.
+            train_batch: The batch for all candidates that train the weights, in the format of `loss_fn`.
+            valid_batch: The batch on which the other candidates are scored.
 
         Returns:
             The losses, metrics, candidates and violations.
 
         Raises:
-            ValueError: The loss is no scalar tensor, or does not depend on the weights; or `loss_fn` changes gradients
-                or leaves the model in evaluation mode.
-            RuntimeError: Every candidate of five steps in a row ran out of memory.
+            ValueError: The loss is not a scalar tensor, or does not depend on the weights; or `loss_fn` changes
+                gradients or leaves the model in evaluation mode.
+            RuntimeError: Every candidate of five consecutive steps ran out of memory.
         """
         return self._iterate((train_batch,), (valid_batch,))
 
     def train_step(self, *micro_batches: Batch) -> Step:
-        """Run the first half of an iteration: one update of the weights; the distribution stays.
+        """Run the first half of an iteration: update the weights once; the distribution does not change.
 
-        With several batches the gradient is accumulated: all candidates see all of them, one after another, and the
-        update is by the mean. Steps of a half are not captured.
+        With several batches the gradient is accumulated: all candidates run on all batches, and the mean gradient updates
+        the weights. Halves of a step are not captured.
 
         Args:
-            micro_batches: What all candidates for the weights see, one or several batches as `loss_fn` takes them.
+            micro_batches: One or several batches for all candidates, in the format of `loss_fn`.
 
         Returns:
             The losses and metrics, means over the batches.
@@ -207,10 +208,10 @@ class OneShot:
         return self._iterate(micro_batches, ())
 
     def judge_step(self, batch: Batch) -> Step:
-        """Run the second half of an iteration: one update of the distribution; the weights stay.
+        """Run the second half of an iteration: update the distribution once; the weights do not change.
 
         Args:
-            batch: What all candidates that move the distribution see.
+            batch: The batch on which all candidates are scored.
 
         Returns:
             The scores, metrics, candidates and violations.
@@ -391,9 +392,9 @@ class OneShot:
         """Save the state.
 
         Returns:
-            All that later steps depend on, except torch's RNG state; `torch.load` reads it with `weights_only=True`.
-            Take it between steps: one that failed, also by KeyboardInterrupt, may have moved the weights and the
-            running statistics. After it the same candidates are drawn again.
+            Everything that later steps depend on, except torch's RNG state; `torch.load` reads it with
+            `weights_only=True`. Call it between steps: a step that failed, also by KeyboardInterrupt, may have changed
+            weights and running statistics. After loading, the same candidates are drawn again.
         """
         if self._captured is not None:
             self._captured.store()
@@ -402,6 +403,7 @@ class OneShot:
             arch_optimizer["generator"] = self._generator_state
         return {
             "model": self.model.state_dict(),
+            "other_weights": [parameter.detach() for parameter in self._other_weights],
             "weight_optimizer": self._weight_optimizers.state_dict(),
             "arch_optimizer": arch_optimizer,
             "scaler": self._weight_optimizers.scaler.state_dict(),
@@ -414,7 +416,7 @@ class OneShot:
         """Restore the state.
 
         Args:
-            state: What `state_dict()` of a OneShot made in the same way returned.
+            state: The state from `state_dict()` of a OneShot with the same arguments.
 
         Raises:
             ValueError: The state does not fit or is damaged; nothing is changed.
@@ -422,7 +424,11 @@ class OneShot:
         before = copy.deepcopy(self._weight_optimizers.state_dict()), self.arch_optimizer.state_dict()
         try:
             self.arch_optimizer.load_state_dict(state["arch_optimizer"])  # names the decision, if one differs
-            _checks.check_shapes(state["model"], self.model.state_dict())
+            saved, mine = (
+                {f"other_weights.{index}": weight for index, weight in enumerate(weights)}
+                for weights in (state["other_weights"], self._other_weights)
+            )
+            _checks.check_shapes({**state["model"], **saved}, {**self.model.state_dict(), **mine})
             if len(state["touched"]) != len(self._parameters):
                 raise ValueError(f"it has {len(state['touched'])} parameters, this one {len(self._parameters)}")
             limits = [limit.name for limit in self.costs.limits]
@@ -432,6 +438,9 @@ class OneShot:
             self._weight_optimizers.scaler.load_state_dict(state["scaler"])
             self.costs.load_state_dict(state["costs"])
             self.model.load_state_dict(state["model"])
+            with torch.no_grad():
+                for parameter, weight in zip(self._other_weights, saved.values(), strict=True):
+                    parameter.copy_(weight)
         except Exception as error:  # a foreign state may raise anything
             self._weight_optimizers.load_state_dict(before[0])
             self.arch_optimizer.load_state_dict(before[1])

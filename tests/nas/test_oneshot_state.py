@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from asng.nas import Limit, parameters
-from tests.helpers.searches import Net, Switch, batches, make_oneshot
+from tests.helpers.searches import Net, Switch, batches, cross_entropy, make_oneshot
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
 
@@ -28,10 +28,37 @@ def test_a_loaded_state_goes_on_with_the_same_bits():
         assert torch.equal(one, other)
 
 
+def with_a_weight_in_the_loss():
+    """A search whose loss has a weight, which its optimizer trains, too; and that weight."""
+    model, log_scale = Net(dropout=0), torch.nn.Parameter(torch.zeros(1))
+
+    def loss_fn(model, batch):
+        return (cross_entropy(model, batch) * (-log_scale).exp() + log_scale).sum()
+
+    sgd = torch.optim.SGD([*model.parameters(), log_scale], lr=0.1, momentum=0.9)
+    return make_oneshot(model, loss_fn=loss_fn, weight_optimizer=sgd), log_scale
+
+
+def test_weights_outside_of_the_model_that_its_optimizer_trains_are_part_of_the_state():
+    train, valid = batches(4, seed=1), batches(4, seed=2)
+    whole, scale = with_a_weight_in_the_loss()
+    for place in range(2):
+        whole.step(train[place], valid[place])
+    state = copy.deepcopy(whole.state_dict())
+    resumed, resumed_scale = with_a_weight_in_the_loss()
+    resumed.load_state_dict(state)
+    assert torch.equal(scale, resumed_scale)
+    assert scale.item() != 0
+    for place in range(2, 4):
+        assert whole.step(train[place], valid[place]) == resumed.step(train[place], valid[place])
+    assert torch.equal(scale, resumed_scale)
+
+
 @pytest.mark.parametrize(
     "other",
     [
         lambda: make_oneshot(Net(width=9)),
+        lambda: with_a_weight_in_the_loss()[0],
         lambda: make_oneshot(Net(depth=4)),
         lambda: make_oneshot(Switch()),
         lambda: make_oneshot(amp_dtype=torch.float16),
