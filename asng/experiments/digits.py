@@ -41,17 +41,17 @@ class DigitsSettings:
     """Settings of the default job; a minute or two on one core."""
 
     epochs: int = 180
-    """Passes of the search over half of the training images; the other half judges architectures."""
+    """Passes of the search over half of the training images; the other half scores architectures."""
     warmup: float = 2 / 3
-    """Share of these epochs, the first ones, that train the weights of random architectures and judge none."""
+    """Share of these epochs, at the start, that only train the weights, of random architectures."""
     training_epochs: int = 30
     """Passes over all training images when an architecture is trained from scratch."""
     batch_size: int = 64
-    """Images in a mini-batch."""
+    """Batch size, in images."""
     lr: float = 0.05
-    """Learning rate of the weights at the start of its cosine, in search and training."""
+    """Initial learning rate of the weights (cosine schedule), in search and training."""
     seed: int = 0
-    """All random numbers follow from it."""
+    """Seed of all random numbers."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -145,7 +145,8 @@ def search(
 
 def second_stage(oneshot: nas.OneShot, data: Data) -> nas.Architecture:
     """Of the likely architectures, the one with the lowest loss on all validation images, with the shared weights."""
-    return nas.rerank(oneshot, [data.valid], classification_loss, k=TOP_K, recalibrate_on=[data.train])[0]
+    settings: dict[str, Any] = {"k": TOP_K, "recalibrate_on": [data.train], "progress": False}
+    return nas.rerank(oneshot, [data.valid], classification_loss, **settings)[0]
 
 
 def make_search(

@@ -3,13 +3,15 @@
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from asng._checks import check_int
+from asng._checks import check_bool, check_int
+from asng._progress import Progress, delayed_progress_bar
 from asng._ragged import Array
 from asng._untrusted import shorten
 from asng.baselines import RandomSearch
@@ -38,18 +40,18 @@ def score(
 ) -> float:
     """Score one architecture with the shared weights of a model.
 
-    It runs without gradients and in evaluation mode, so without dropout; batch norms use the statistics of each batch,
-    as in the search, or those of this architecture over `recalibrate_on`. The model is restored on exit: selection,
-    modes, buffers, RNG state.
+    It runs without gradients and in evaluation mode, so without dropout. Batch norms use the statistics of each batch,
+    as in the search, or those of this architecture over `recalibrate_on`. Selection, train/eval modes, buffers and RNG
+    state are restored on exit.
 
     Args:
-        model: Any module with decisions, also in a wrapper of torch.compile or DataParallel; or a search, whose
-            precision is then used, or its result. Of several processes all have to pass a search.
+        model: Any module with decisions, also wrapped by torch.compile or DataParallel; or a search, or its result,
+            whose precision is then used. With several processes, pass a search.
         values: One value for each decision, by name.
-        batches: What the judge is called with, one after another.
+        batches: The batches for the judge.
         judge: (model, batch) -> a number or (number, metrics), such as that of the search, or its loss function.
-        recalibrate_on: Batches to re-estimate the batch norms' statistics from, also as the judge takes them; the
-            batches to judge may then be small.
+        recalibrate_on: Batches, in the format of the judge, to re-estimate the statistics of batch norms; `batches` may
+            then be small.
 
     Returns:
         The mean of the judge's numbers over the batches.
@@ -104,17 +106,20 @@ def rerank(
     *,
     k: int = 20,
     recalibrate_on: Iterable[Batch] | None = None,
+    progress: bool = True,
 ) -> list[Architecture]:
-    """Score the k most likely feasible architectures of a search with the shared weights, and order them by that.
+    """Score the k most likely feasible architectures of a search with the shared weights, and sort them by score.
 
-    This is a second stage, which chooses among what the distribution leaves open by more batches than a step has. Of
-    several processes all have to call it.
+    This is the second stage of a search: it chooses between the remaining likely architectures by more batches than one
+    step has. Call it in all processes.
 
     Args:
         oneshot: A search, usually at its end, or its result.
-        batches: What each of them is judged on: a list, a DataLoader, or any iterable that starts over.
+        batches: The batches on which each architecture is scored: a list, a DataLoader, or any iterable that starts
+            again.
         judge, recalibrate_on: As in `score`.
-        k: How many, at least 1.
+        k: The number of architectures, at least 1.
+        progress: On rank 0, show a progress bar after a second, if stderr is a terminal.
 
     Returns:
         At most k architectures, each with its `score`, the best first.
@@ -134,10 +139,17 @@ def rerank(
     oneshot = oneshot_of(oneshot)
     check_judge(judge)
     _check_repeatable(batches, recalibrate_on)
-    likely = top(oneshot, k)
-    scores = [_shared_score(oneshot, a.values, batches, judge, recalibrate_on) for a in likely]
+    with _progress_on_rank0("rerank", progress) as report:
+        likely, scores = top(oneshot, k), list[float]()
+        for architecture in likely:
+            scores.append(_shared_score(oneshot, architecture.values, batches, judge, recalibrate_on))
+            report(len(scores) / len(likely))
     order = sorted(range(len(likely)), key=lambda index: (math.isnan(scores[index]), scores[index]))
     return [likely[index]._replace(score=scores[index]) for index in order]
+
+
+def _progress_on_rank0(title: str, progress: bool) -> AbstractContextManager[Progress]:
+    return delayed_progress_bar(title, wanted=check_bool(progress, "progress") and _distributed.is_rank0())
 
 
 def _shared_score(oneshot: OneShot, values: Values, batches: Any, judge: Judge, recalibrate_on: Any) -> float:
@@ -165,20 +177,23 @@ def front(
     *,
     k: int = 50,
     recalibrate_on: Iterable[Batch] | None = None,
+    progress: bool = True,
 ) -> Front:
-    """Find the Pareto front of the score and of costs among architectures that share the weights of a search.
+    """Find the Pareto front of score and costs among architectures with the shared weights of a search.
 
-    A tenth of the k architectures are the most likely ones, three tenths are random, and the others differ in one
-    decision from one of the front so far, where that is sparse; all of them meet the limits. The weights of
-    architectures that a search has turned away from are trained less, so their scores are worse than they could be. Of
-    several processes all have to call it.
+    Of the k architectures, a tenth are the most likely ones, and three tenths are random. The others differ in one
+    decision from a member of the front so far, preferably where it is sparse. All meet the limits. Architectures that
+    became unlikely during the search are trained less, so their scores are worse than they could be. Call it in all
+    processes.
 
     Args:
         oneshot: A search, usually at its end, or its result.
-        measures: `parameters`, `Flops`, `Latency`, or functions (model, values) -> number, the lower the better.
-        batches: What each architecture is judged on: a list, a DataLoader, or any iterable that starts over.
+        measures: `parameters`, `Flops`, `Latency`, or functions (model, values) -> number, lower is better.
+        batches: The batches on which each architecture is scored: a list, a DataLoader, or any iterable that starts
+            again.
         judge, recalibrate_on: As in `score`.
-        k: How many architectures are scored, at least 1; fewer where there are no more.
+        k: The number of architectures to score, at least 1; fewer if there are not so many.
+        progress: As in `rerank`.
 
     Returns:
         The front.
@@ -205,15 +220,17 @@ def front(
         raise ValueError(f"a front needs a list of measures, such as [nas.parameters], got {shorten(measures)}")
     limits = [Limit(measure, 1.0) for measure in measures]  # which check them and have their names
     supernet, found = oneshot.supernet, dict[str, Architecture]()
-    for values in _proposals(oneshot, k, found):
-        key = supernet.network_key(values)
-        if key in found or not oneshot.is_feasible(values):
-            continue
-        number = _shared_score(oneshot, values, batches, judge, recalibrate_on)
-        costs = measure_all(supernet, limits, values)
-        found[key] = architecture_of(oneshot, values)._replace(score=number, costs=costs)
-        if len(found) == k:
-            break
+    with _progress_on_rank0("front", progress) as report:
+        for values in _proposals(oneshot, k, found):
+            key = supernet.network_key(values)
+            if key in found or not oneshot.is_feasible(values):
+                continue
+            number = _shared_score(oneshot, values, batches, judge, recalibrate_on)
+            costs = measure_all(supernet, limits, values)
+            found[key] = architecture_of(oneshot, values)._replace(score=number, costs=costs)
+            report(len(found) / k)
+            if len(found) == k:
+                break
     if not found:
         raise ValueError("no architecture was found that meets the limits; widen them")
     points = sorted(_find_nondominated(list(found.values())), key=lambda point: (point.costs, point.score))

@@ -3,8 +3,11 @@
 # mypy: disable-error-code="index, union-attr, operator, type-var, arg-type"
 
 import copy
+import io
 import math
 import pickle
+import sys
+from functools import partial
 
 import pytest
 import torch
@@ -399,3 +402,30 @@ def test_a_search_goes_on_as_if_nothing_was_ranked():
         front(ranked, [parameters], batches(1), cross_entropy, k=3)
         assert torch.equal(torch.get_rng_state(), rng)
     torch.testing.assert_close(ranked.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
+
+
+# Progress ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("progress", [True, False])
+@pytest.mark.parametrize(("rank_by", "title"), [(rerank, "rerank"), (partial(front, measures=[parameters]), "front")])
+def test_progress_is_shown_after_a_second_if_wanted(rank_by, title, progress, monkeypatch):
+    text, now = io.StringIO(), 0.0
+    monkeypatch.setattr(text, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", text)
+    monkeypatch.setitem(sys.modules, "rich.console", None)  # lines instead of a bar
+    monkeypatch.setattr("time.monotonic", lambda: now)
+
+    def third_of_a_second(model, batch):
+        nonlocal now
+        now += 1 / 3
+        return cross_entropy(model, batch)
+
+    rank_by(train_briefly(), batches=batches(1), judge=third_of_a_second, k=6, progress=progress)
+    assert text.getvalue().splitlines() == ([f"{title}: {tenth} %" for tenth in (50, 60, 80, 100)] if progress else [])
+
+
+@pytest.mark.parametrize("rank_by", [rerank, partial(front, measures=[parameters])])
+def test_progress_is_true_or_false(rank_by):
+    with pytest.raises(ValueError, match="progress must be True or False, got 1"):
+        rank_by(make_oneshot(), batches=batches(1), judge=cross_entropy, progress=1)
