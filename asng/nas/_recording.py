@@ -7,7 +7,7 @@ source runs at other sizes, too.
 
 import inspect
 import keyword
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import count
 from typing import Any
@@ -76,6 +76,7 @@ class Body:
         self.module, self.label = module, label
         self.lines: list[str] = []
         self.signature: list[str] = []
+        self.arguments: dict[str, Any] = {}
         self._texts: dict[int, str] = {}  # by the id of a tensor
         self._alive: list[Tensor] = []  # no id is used twice
         self._names: set[str] = set(RESERVED)
@@ -96,6 +97,7 @@ class Body:
         """Name the arguments of a call as `forward` does; returns them with sizes that know their expressions."""
         parameters = inspect.signature(forward).parameters
         bound = inspect.signature(forward).bind(*args, **kwargs)
+        named: dict[str, Any] = {}
         for name in bound.arguments:
             kind = parameters[name].kind
             star = {kind.VAR_POSITIONAL: "*", kind.VAR_KEYWORD: "**"}.get(kind, "")
@@ -103,8 +105,10 @@ class Body:
                 self.signature.append("*")
             self.signature.append(star + name)
             self._names.add(name)
-            bound.arguments[name] = self.bind(bound.arguments[name], name)
-        return bound.args, bound.kwargs
+            self.arguments[name] = bound.arguments[name] = self.bind(bound.arguments[name], name)
+            named |= bound.arguments[name] if kind is kind.VAR_KEYWORD else {name: bound.arguments[name]}
+        # By position or keyword as before: a decorator may look for keywords, as those of Hugging Face's models do.
+        return bound.args[: len(args)], {name: named[name] for name in kwargs}
 
     def bind(self, value: Any, text: str) -> Any:
         """Let the tensors and sizes in a value have this expression; what is returned takes its place."""
@@ -169,7 +173,7 @@ class Body:
             self.read.append(tensor)
             return self.path_of(self._tensors[id(tensor)])
         raise NotRecordable(
-            f"{self.label} uses a tensor that is no input, no parameter or buffer of its own, and no result of a "
+            f"{self.label} uses a tensor that is not an input, its own parameter or buffer, or the result of a "
             "function of torch; pass it as an argument, or register it by register_buffer"
         )
 
@@ -249,6 +253,13 @@ class Body:
         wish = path if path.count(".") == 0 else "_".join(path.split(".")[-2:])
         return self.assign(wish, self.call_text(self.path_of(path), args, kwargs), result)
 
+    def refuse_others(self, fixed_sizes: bool) -> None:
+        """Add lines that refuse arguments that differ from the example in what the other lines have from there."""
+        for name, value in self.arguments.items():
+            for text, operator, expected in _fixed_parts(value, name, fixed_sizes):
+                reason = f"{text} has to be {expected}, as in the example that this network was exported with"
+                self.lines += [f"if {text} {operator} {expected}:", f"    raise ValueError({reason!r})"]
+
     def source(self, result: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The parameters behind self, and the lines of the body, with the last two joined where that says the same."""
         text = self.text_of(result)
@@ -256,6 +267,21 @@ class Body:
         if lines and lines[-1].startswith(f"{text} = "):
             return tuple(self.signature), (*lines[:-1], f"return {lines[-1].removeprefix(f'{text} = ')}")
         return tuple(self.signature), (*lines, f"return {text}")
+
+
+def _fixed_parts(value: Any, text: str, fixed_sizes: bool) -> Iterator[tuple[str, str, str]]:
+    """Expressions in an input, with what they have to be and how they differ from it: numbers, texts, perhaps sizes."""
+    if isinstance(value, Tensor):
+        if fixed_sizes and value.dim() > 1:
+            yield f"{text}.shape[1:]", "!=", repr(tuple(map(int, value.shape[1:])))
+    elif isinstance(value, LITERALS):
+        yield text, "is not" if isinstance(value, bool | None) else "!=", to_literal(value)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _fixed_parts(item, f"{text}[{index}]", fixed_sizes)
+    elif type(value) is dict:
+        for key, item in value.items():
+            yield from _fixed_parts(item, f"{text}[{key!r}]", fixed_sizes)
 
 
 def to_literal(value: Any) -> str:
@@ -307,14 +333,15 @@ class Recording(TorchFunctionMode):
     Args:
         network: A copy that nothing else uses.
         layers: Modules that are called as a whole.
+        fixed_sizes: Whether the code refuses inputs of other sizes than the example; those of batches are free.
     """
 
-    def __init__(self, network: nn.Module, layers: Set[nn.Module]) -> None:
+    def __init__(self, network: nn.Module, layers: Set[nn.Module], *, fixed_sizes: bool = False) -> None:
         super().__init__()
         self.sources: dict[nn.Module, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self.used: set[nn.Module] = set()  # modules that run
         self.read: dict[int, Tensor] = {}  # parameters and buffers that functions get
-        self._network, self._layers = network, layers
+        self._network, self._layers, self._fixed_sizes = network, layers, fixed_sizes
         self._bodies: list[Body | None] = [None]  # None: what runs is not recorded
         self._paths = {module: path for path, module in network.named_modules()}
         for module in self._paths:
@@ -336,7 +363,8 @@ class Recording(TorchFunctionMode):
     def _run(self, module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
         outer = self._bodies[-1]
         self.used.add(module)
-        if module in self._layers or is_sequence(module, args, kwargs):
+        refuses = self._fixed_sizes and module is self._network
+        if module in self._layers or (is_sequence(module, args, kwargs) and not refuses):
             self._bodies.append(None)
             try:
                 result = forward(*_to_ints(args), **_to_ints(kwargs))
@@ -350,6 +378,8 @@ class Recording(TorchFunctionMode):
         label = label_of(module, self._paths)
         body = Body(module, label)
         args, kwargs = body.bind_arguments(forward, args, kwargs)
+        if module is self._network:
+            body.refuse_others(self._fixed_sizes)
         self._bodies.append(body)
         try:
             result = forward(*args, **kwargs)

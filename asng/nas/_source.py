@@ -57,16 +57,20 @@ class Source:
     Args:
         network: A static network in evaluation mode; it is not changed.
         args, kwargs: Example inputs.
+        fixed_sizes: Whether it refuses inputs of other sizes, apart from the batch's; other numbers it always refuses.
 
     Raises:
         NotRecordable: A module does what source cannot say.
     """
 
-    def __init__(self, network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, fixed_sizes: bool = False
+    ) -> None:
         self._network, memo = network, {}  # type: ignore[var-annotated]
         recorded = copy.deepcopy(network, memo)
         self._layers = {module: text for module in network.modules() if (text := constructor_of(module)) is not None}
-        recording = Recording(recorded, {memo[id(module)] for module in self._layers})
+        layers = {memo[id(module)] for module in self._layers}
+        recording = Recording(recorded, layers, fixed_sizes=fixed_sizes)
         recording.run(args, kwargs)
         original = {memo[id(module)]: module for module in network.modules()}
         self._bodies = {original[module]: source for module, source in recording.sources.items()}
@@ -136,7 +140,7 @@ class Source:
                 is_parameter = name in module._parameters
                 needed[name] = f"nn.Parameter({empty})" if is_parameter and tensor.is_floating_point() else empty
         if wrong := [name for name in needed if not name.isidentifier()]:
-            raise self._error(module, f"has a part {wrong[0]!r}, which is no name in Python; rename it")
+            raise self._error(module, f"has a part {wrong[0]!r}, which is not a valid name in Python; rename it")
         arguments = [f"{name}={text}" for name, text in needed.items()]
         return f"{self._class_of(module, 'nn.Module', needed)}({_join(arguments, depth)})"
 

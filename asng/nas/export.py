@@ -6,7 +6,8 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from asng._untrusted import shorten
 from asng.nas._checkpoints import short_reason
 from asng.nas._checks import check_module, unwrap
 from asng.nas._devices import map_leaves
-from asng.nas._recording import NotRecordable
 from asng.nas._source import Source
 from asng.nas.architecture import to_json
 from asng.nas.supernet import Values, space_of
@@ -35,6 +35,11 @@ FILES = {
 }
 NEEDED: dict[str, tuple[str, ...]] = {"safetensors": ("safetensors",), "onnx": ("onnx", "onnxscript", "onnxruntime")}
 TOLERANCE = 1e-4  # of outputs, relative to the largest one
+SOURCE_CURE = (
+    "sizes that are read by len() or int(), and choices that depend on the inputs, are fixed as in the example: "
+    "use x.shape"
+)
+EXPORT_CURE = "read sizes by x.shape instead of len(), or leave its format out"
 
 CallInputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -48,25 +53,25 @@ def export(
     formats: Collection[str] | None = None,
     description: str = "A network found by architecture search.",
 ) -> dict[str, Path]:
-    """Write a static network as files that run without asng, in evaluation mode and float32, for batches of any size.
+    """Write a static network to files that run without asng, in evaluation mode and float32, for batches of any size.
 
-    Each file is loaded again and compared with the network before any is written. Fused layers become torch's. Modules
-    that do not run in evaluation mode, such as auxiliary heads, are left out. Batch norms of a network with the weights
-    of a search need `recalibrate` first.
+    Each file is loaded again and compared with the network before any is written. Fused layers become torch's layers.
+    Modules that do not run in evaluation mode, such as auxiliary heads, are left out. If the network has the weights of
+    a search, call `recalibrate` first.
 
     Args:
-        model: A network without decisions, as `extract` returns it, or trained since; it is not changed.
-        folder: Where to; files that are there already are not overwritten.
+        model: A network without decisions, such as the result of `extract`; it is not changed.
+        folder: The folder for the files; existing files are not overwritten.
         args: Example inputs of the network, tensors with the batch first.
         kwargs: Further example inputs, by keyword.
         values: The architecture, for the format json.
-        formats: Of `json` (architecture.json), `safetensors` (weights.safetensors), `python` (network.py, which
-            builds the network of plain torch layers and loads weights.safetensors), `torch` (network.pt2, for
-            torch.export.load) and `onnx` (network.onnx). All by default, json only with values.
-        description: Of the network, for the first line of network.py.
+        formats: Some of `json` (architecture.json), `safetensors` (weights.safetensors), `python` (network.py, which
+            builds the network from torch layers and loads weights.safetensors), `torch` (network.pt2, for
+            torch.export.load) and `onnx` (network.onnx). By default all, json only with `values`.
+        description: The first line of network.py.
 
     Returns:
-        The files by their formats.
+        The path of each file, by format.
 
     Raises:
         ValueError: The model has decisions, a file exists, or a module cannot be exported; the message names it.
@@ -119,7 +124,9 @@ def _check_formats(formats: Collection[str] | None, values: Values | None) -> li
     given = [name for name in FILES if name != "json" or values is not None] if formats is None else list(formats)
     unknown = [name for name in given if not isinstance(name, str) or name not in FILES]
     if not given or unknown:
-        raise ValueError(f"formats are some of {', '.join(FILES)}, got {shorten(unknown[0] if unknown else formats)}")
+        raise ValueError(
+            f"formats must be some of {', '.join(FILES)}, got {shorten(unknown[0] if unknown else formats)}"
+        )
     wanted = set(given)
     if "json" in wanted and values is None:
         raise ValueError("the format json is the architecture; give its values, or leave the format out")
@@ -181,16 +188,31 @@ class _Contents:
         try:
             self._cases.append((twice := _repeat(inputs), _flatten(_run(network, twice))))
         except Exception:  # a network, or an input such as a mask, of a fixed size
-            warnings.warn("the network runs with no other batch size than that of the example", stacklevel=3)
+            warnings.warn("the network runs only with the batch size of the example", stacklevel=3)
         self._network = network
         try:
-            self._source = Source(network, *inputs)
-            built = self._source.build()
-            self._check("network.py", lambda inputs: _run(built, inputs), SOURCE_CURE)
-            self._network = built  # without what does not run
-        except NotRecordable as error:
+            self._source, self._network = self._write_source(network, needs_source)  # without what does not run
+        except ValueError as error:
             if needs_source:
                 raise ValueError(f"{error}; or leave out the format python") from None
+
+    def _write_source(self, network: nn.Module, needs_source: bool) -> tuple[Source, nn.Module]:
+        """The source of the network, and what it builds; it refuses sizes at which it would compute something else."""
+        source, built = self._checked_source(network, fixed_sizes=False)
+        if needs_source and not all(_agrees(built, *case) for case in _smaller_cases(network, self._inputs)):
+            warnings.warn(
+                "network.py refuses inputs of other sizes than those of the example, except for the batch size; "
+                f"{SOURCE_CURE}",
+                stacklevel=4,
+            )
+            return self._checked_source(network, fixed_sizes=True)
+        return source, built
+
+    def _checked_source(self, network: nn.Module, *, fixed_sizes: bool) -> tuple[Source, nn.Module]:
+        source = Source(network, *self._inputs, fixed_sizes=fixed_sizes)
+        built = source.build()
+        self._check("network.py", lambda inputs: _run(built, inputs), SOURCE_CURE)
+        return source, built
 
     def to_json(self) -> bytes:
         assert self._values is not None
@@ -244,7 +266,7 @@ class _Contents:
         dynamic = shapes.dynamic_shapes(self._network, args, kwargs)
         return torch.export.export(self._network, args, kwargs, dynamic_shapes=dynamic)
 
-    def _check(self, name: str, run: Callable[[CallInputs], Any], cure: str = "leave its format out") -> None:
+    def _check(self, name: str, run: Callable[[CallInputs], Any], cure: str = EXPORT_CURE) -> None:
         """Compare outputs with those of the network; raises ValueError."""
         for inputs, expected in self._cases:
             batch = len(_flatten(inputs)[0])
@@ -254,14 +276,8 @@ class _Contents:
                 raise ValueError(
                     f"{name} does not run with a batch of {batch} ({short_reason(error)}); {cure}"
                 ) from None
-            if len(outputs) != len(expected) or not all(map(_is_close, outputs, expected)):
-                raise ValueError(f"{name} computes something else than the network for a batch of {batch}; {cure}")
-
-
-SOURCE_CURE = (
-    "sizes that are read by len() or int(), and choices that depend on the inputs, are fixed as in the example: "
-    "use x.shape, or leave out the format python"
-)
+            if not _are_close(outputs, expected):
+                raise ValueError(f"{name} computes other numbers than the network for a batch of {batch}; {cure}")
 
 
 @contextmanager
@@ -290,6 +306,35 @@ def _flatten(value: Any) -> list[Tensor]:
         return [value]
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     return [tensor for item in items for tensor in _flatten(item)]
+
+
+def _smaller_cases(network: nn.Module, inputs: CallInputs) -> Iterator[tuple[CallInputs, list[Tensor]]]:
+    """Examples of half the size on other axes than the batch's, where the network takes them; and its outputs."""
+    for size in sorted({size for tensor in _flatten(inputs) for size in tensor.shape[1:]} - {0, 1}):
+        smaller = map_leaves(partial(_halve, size=size), inputs)
+        with suppress(Exception):  # whatever a network says of a size that it does not take
+            yield smaller, _flatten(_run(network, smaller))
+
+
+def _halve(value: Any, size: int) -> Any:
+    """A tensor with the first half of the axes of a size, apart from the first one; another value as it is."""
+    if isinstance(value, Tensor):
+        axes = value.shape[1:]
+        value = value[(slice(None), *(slice(size // 2 if each == size else None) for each in axes))] if axes else value
+        value = value.contiguous()
+    return value
+
+
+def _agrees(network: nn.Module, inputs: CallInputs, expected: list[Tensor]) -> bool:
+    """Whether a network computes these outputs."""
+    try:
+        return _are_close(_flatten(_run(network, inputs)), expected)
+    except Exception:  # as an index that is out of bounds
+        return False
+
+
+def _are_close(outputs: list[Tensor], expected: list[Tensor]) -> bool:
+    return len(outputs) == len(expected) and all(map(_is_close, outputs, expected))
 
 
 def _is_close(output: Tensor, expected: Tensor) -> bool:

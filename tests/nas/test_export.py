@@ -215,12 +215,12 @@ class BySign(nn.Module):
     ("model", "given", "message"),
     [
         (nas.OneOf("act", [nn.ReLU(), nn.Tanh()]), {}, r"has decisions \(act\); export what nas.extract"),
-        (nn.Linear(3, 2), {"formats": ["pickle"]}, "formats are some of json, safetensors.*got 'pickle'"),
+        (nn.Linear(3, 2), {"formats": ["pickle"]}, "formats must be some of json, safetensors.*got 'pickle'"),
         (nn.Linear(3, 2), {"formats": "onnx"}, r"formats must be a list, got 'onnx'; give \['onnx'\]$"),
-        (nn.Linear(3, 2), {"formats": []}, r"formats are some of .*got \[\]"),
+        (nn.Linear(3, 2), {"formats": []}, r"formats must be some of .*got \[\]"),
         (nn.Linear(3, 2), {"formats": ["json"]}, "give its values, or leave the format out"),
         (nn.Sequential(BySign()), {"formats": ["python"]}, r"0 \(BySign\) reads numbers.*leave out the format python"),
-        (nn.Sequential(ByLength()), {"formats": ["python"]}, "something else than the network for a batch of 4.*len"),
+        (nn.Sequential(ByLength()), {"formats": ["python"]}, "other numbers than the network for a batch of 4.*len"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_with_the_cure(model, given, message, tmp_path):
@@ -249,6 +249,28 @@ def test_an_example_that_the_network_does_not_take_is_named(tmp_path):
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes") as raised:
         nas.export(nn.Linear(3, 2), tmp_path, torch.ones(2, 4), formats=["torch"])
     assert raised.value.__notes__ == ["in the network, called with the example inputs that nas.export was given"]
+
+
+class MeanOverTime(nn.Module):
+    def forward(self, x):
+        return x.sum(1) * (1 / x.shape[1])  # a number of the example
+
+
+def test_source_refuses_sizes_at_which_it_would_compute_something_else(tmp_path):
+    pytest.importorskip("safetensors")
+    with pytest.warns(UserWarning, match="network.py refuses inputs of other sizes than those of the example"):
+        files = nas.export(nn.Sequential(MeanOverTime()), tmp_path, torch.randn(2, 6, 3), formats=["python"])
+    names: dict[str, Any] = {"__file__": str(files["python"])}
+    exec(files["python"].read_text(), names)
+    x = torch.randn(4, 6, 3)
+    assert torch.equal(names["load"]()(x), MeanOverTime()(x))
+    with pytest.raises(ValueError, match=r"shape\[1:\] has to be \(6, 3\)"):
+        names["load"]()(torch.randn(4, 5, 3))
+
+
+def test_what_source_cannot_say_does_not_hinder_other_formats(tmp_path):
+    pytest.importorskip("safetensors")
+    nas.export(nn.Sequential(nn.Linear(3, 2), ByLength()), tmp_path, torch.ones(2, 3), formats=["safetensors"])
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch):

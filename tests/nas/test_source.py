@@ -1,6 +1,7 @@
 """A network as Python source: recorded by one run, built of plain torch layers, equal to the bit."""
 # mypy: disable-error-code="index, union-attr, assignment"
 
+import functools
 from typing import Any
 
 import pytest
@@ -84,11 +85,38 @@ class Attention(nn.Module):
         return self.lstm(output)[0]
 
 
+def with_default_scale(forward):
+    @functools.wraps(forward)
+    def decorated(self, *args, **kwargs):
+        kwargs["scale"] = kwargs.get("scale") or 3.0
+        return forward(self, *args, **kwargs)
+
+    return decorated
+
+
+class Decorated(nn.Module):
+    """Its decorator looks for keywords, as those of Hugging Face's models do."""
+
+    @with_default_scale
+    def forward(self, x, scale=None):
+        return x * scale
+
+
+class Decorates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Decorated()
+
+    def forward(self, x):
+        return self.inner(x, scale=None)
+
+
 CASES = {
     "tensors of its own": (Scaled, (torch.randn(2, 5, 4),)),
     "containers": (Branches, (torch.randn(3, 4),)),
     "tied weights": (Tied, (torch.zeros(2, 3, dtype=torch.long),)),
     "attention": (Attention, (torch.randn(2, 3, 8),)),
+    "a decorator": (Decorates, (torch.randn(2, 4),)),
 }
 
 
@@ -232,14 +260,44 @@ class Changes(nn.Module):
     ("part", "message"),
     [
         (Reads(), r"0 \(Reads\) reads numbers out of a tensor \(__bool__\).*torch.where"),
-        (Caches(), r"0 \(Caches\) uses a tensor that is no input.*register_buffer"),
-        (Hides(), r"0 \(Hides\) uses a tensor that is no input"),
+        (Caches(), r"0 \(Caches\) uses a tensor that is not an input.*register_buffer"),
+        (Hides(), r"0 \(Hides\) uses a tensor that is not an input"),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_what_source_cannot_say_is_refused_by_the_modules_name_and_the_cure(part, message):
     with pytest.raises(NotRecordable, match=message):
         Source(nn.Sequential(part).eval(), (torch.randn(2, 4),), {})
+
+
+class Given(nn.Module):
+    def forward(self, x, temperature, mask, *, options):
+        x = x / temperature if mask is None else x * mask
+        return x + options["shifts"][0] if options["flag"] else x
+
+
+def test_numbers_that_are_given_are_those_of_the_example_and_others_are_refused():
+    x, arguments = torch.randn(2, 4), {"options": {"shifts": [3], "flag": True}}
+    built = Source(Given().eval(), (x, 2.0, None), arguments).build()
+    assert torch.equal(built(x, 2.0, None, **arguments), x / 2 + 3)
+    for others, name in [
+        ((x, 1.0, None, [3], True), "temperature has to be 2.0, as in the example"),
+        ((x, 2.0, x, [3], True), "mask has to be None"),
+        ((x, 2.0, None, [4], True), r"options\['shifts'\]\[0\] has to be 3"),
+        ((x, 2.0, None, [3], False), r"options\['flag'\] has to be True"),
+    ]:
+        with pytest.raises(ValueError, match=name):
+            built(*others[:3], options={"shifts": others[3], "flag": others[4]})
+
+
+@pytest.mark.parametrize("wrap", [lambda part: part, nn.Sequential], ids=["alone", "sequence"])
+def test_sizes_are_fixed_on_request(wrap):
+    network = wrap(Scaled()).eval()
+    built = Source(network, (torch.randn(2, 5, 4),), {}, fixed_sizes=True).build()
+    x = torch.randn(3, 5, 4)
+    torch.testing.assert_close(built(x), network(x), rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"shape\[1:\] has to be \(5, 4\), as in the example"):
+        built(torch.randn(2, 3, 4))
 
 
 def test_a_module_that_changes_between_calls_is_refused():
