@@ -14,7 +14,15 @@ from asng import ASNG, Integer, nas
 from asng.nas import Chain, OneOf, Repeat, Width, convert, extract, parameters, select, space_of
 from tests.helpers.captures import assert_same_steps
 from tests.helpers.elastic_sizes import odd
-from tests.helpers.foreign_models import BatchNormAct2d, ResNet, VisionTransformer, search_resnet, search_vit
+from tests.helpers.foreign_models import (
+    Attention,
+    BatchNormAct2d,
+    ElasticAttention,
+    ResNet,
+    VisionTransformer,
+    search_resnet,
+    search_vit,
+)
 
 MODELS: dict[str, Any] = {"resnet": (ResNet, search_resnet, 16), "vit": (VisionTransformer, search_vit, 8)}
 
@@ -232,6 +240,47 @@ def test_arguments_that_a_layer_does_not_keep_are_read_by_a_method():
         WithSettings.from_torch(Unnamed(8), size=width)
 
 
+class ForgetsTheActivation(ElasticBatchNormAct2d):
+    @classmethod
+    def settings_of(cls, layer):
+        return {"eps": layer.eps}
+
+
+class ForgetsEps(ElasticBatchNormAct2d):
+    @classmethod
+    def settings_of(cls, layer):
+        return {"act_layer": type(layer.act)}
+
+
+def with_part(layer: Any, name: str, part: nn.Module) -> nn.Module:
+    setattr(layer, name, part)
+    return layer
+
+
+TANH_GELU = with_part(BatchNormAct2d(8, act_layer=nn.GELU), "act", nn.GELU("tanh"))
+SEARCHED_PROJECTION = with_part(Attention(8, 8), "proj", nas.Linear(8, Width("out", [4, 8])))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer", "message"),
+    [
+        (ForgetsTheActivation, BatchNormAct2d(8, 0.1, nn.SiLU), r"has act = SiLU\(\), but .* has ReLU\(\)"),
+        (ForgetsEps, BatchNormAct2d(8, 0.1), "has eps = 0.1, but nas.ForgetsEps .* has 1e-05; return the missing"),
+        (ElasticBatchNormAct2d, TANH_GELU, "has act.approximate = 'tanh', but .* has 'none'"),
+        (ElasticAttention, SEARCHED_PROJECTION, r"has proj = Linear\(.*, but .* has Linear\("),
+    ],
+    ids=["activation", "number", "setting of a part", "part that is elastic"],
+)
+def test_settings_that_would_get_lost_are_named(kind, layer, message):
+    with pytest.raises(ValueError, match=message):
+        kind.from_torch(layer, **{kind.elastic[0]: Width("w", [4, 8])})
+
+
+def test_other_settings_may_be_given():
+    made = ForgetsEps.from_torch(BatchNormAct2d(8, 0.1), num_features=Width("w", [4, 8]), act_layer=nn.SiLU)
+    assert type(made.act) is nn.SiLU
+
+
 def test_a_kernel_of_torchs_becomes_the_largest_one():
     layer = nn.Conv3d(4, 8, 5, padding=2)
     made = nas.Conv3d.from_torch(layer, kernel_size=odd())
@@ -258,7 +307,7 @@ def make_hooked() -> nn.Linear:
     [
         (
             lambda: nas.Linear.from_torch(nn.Linear(4, 8), out_features=Width("w", [8, 16])),
-            r"Linear\(in_features=4, .* has out_features=8, but the largest out_features of 'w' is 16; let",
+            r"Linear\(in_features=4, .* has out_features=8, but the largest out_features of 'w' is 16; the largest",
         ),
         (
             lambda: nas.Linear.from_torch(nn.Conv2d(4, 8, 1)),

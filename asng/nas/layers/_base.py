@@ -79,19 +79,20 @@ class ElasticLayer(Searchable):
     """Base class of elastic layers: a torch layer of the largest size that uses the slice of the selected sizes.
 
     A subclass also derives from the torch layer, and its constructor takes the same arguments. Sizes among them may
-    follow decisions, which become submodules. It says in `active_tensors` which slices are used. `forward` runs torch's
-    own on them; one of its own, with `check_input` and a function of torch, is faster by some microseconds.
+    follow decisions, which become submodules. Its `active_tensors` defines the slices. `forward` runs that of the torch
+    layer on the slices; your own `forward`, with `check_input` and a function of torch, is faster by some microseconds.
 
     Args:
         args, kwargs: The arguments of the torch layer's constructor; those in `elastic` may follow decisions.
 
     Attributes:
-        torch_layer: The torch layer that it becomes when it is extracted.
-        elastic: The arguments of its constructor that may follow decisions, that for the size of the input first.
+        torch_layer: The torch layer that replaces it in an extracted network.
+        elastic: The arguments of the constructor that may follow decisions, beginning with the size of the input.
         sizes: These arguments by name, as a `Size`, or a tuple of them; calling one gives the selected size.
 
     Raises:
-        TypeError: The class lacks one of these attributes or bases, or names arguments that the torch layer has not.
+        TypeError: The class lacks one of these attributes or bases, or names arguments that the torch layer does not
+            have.
         ValueError: A size can be less than 1, or another argument is a decision.
 
     >>> import torch
@@ -144,17 +145,17 @@ class ElasticLayer(Searchable):
 
     @abstractmethod
     def active_tensors(self) -> dict[str, Tensor | None]:
-        """Slice the parameters and buffers to what is used under the selected values.
+        """Slice the parameters and buffers to the selected sizes.
 
         Returns:
-            Views by name, as in `state_dict()`; None for those that the layer does not have, such as a bias.
+            Views by name, as in `state_dict()`; None for tensors that the layer does not have, such as a bias.
         """
 
     def check_sizes(self, sizes: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-        """Check whether sizes fit together, before the torch layer is made.
+        """Check whether sizes fit together, before the torch layer is created.
 
         Args:
-            sizes: As the attribute.
+            sizes: As in the attribute `sizes`.
             arguments: All arguments of the constructor by name.
 
         Raises:
@@ -165,8 +166,8 @@ class ElasticLayer(Searchable):
     def settings_of(cls, layer: nn.Module) -> dict[str, Any]:
         """Read the arguments of the torch layer's constructor that cannot be elastic.
 
-        torch's layers keep them as attributes of the same names, or have a parameter `bias` in place of the argument; a
-        layer that does not, such as one of another library, needs a method of its own.
+        torch's layers store them as attributes of the same names, or have a parameter `bias`. Override this method for
+        a layer that does not, such as one of another library.
 
         Args:
             layer: A `torch_layer`, or this one.
@@ -175,7 +176,7 @@ class ElasticLayer(Searchable):
             Hashable arguments by name, without device and dtype.
 
         Raises:
-            TypeError: It needs one.
+            TypeError: The layer does not store an argument.
         """
         kind, names = cls.torch_layer.__name__, _fixed_names(cls)
         if missing := [name for name in names if not hasattr(layer, name)]:
@@ -190,17 +191,19 @@ class ElasticLayer(Searchable):
 
     @classmethod
     def from_torch(cls, layer: nn.Module, **sizes: Any) -> Self:
-        """Make an elastic layer from a layer of torch, with the same settings and the very same weights.
+        """Make an elastic layer with the settings and the weights of a torch layer.
 
         Args:
-            layer: A `torch_layer`, which is the largest one.
-            sizes: Decisions, or arithmetic with them, for arguments in `elastic`; their largest is that of the layer.
+            layer: A `torch_layer` of the largest size.
+            sizes: Decisions, or arithmetic with them, for arguments in `elastic`; the largest values must be those of
+                the layer.
 
         Returns:
-            The elastic layer. Its parameters and buffers are those of `layer`, so weights that are tied stay so.
+            The elastic layer. It shares its parameters and buffers with `layer`, so tied weights stay tied.
 
         Raises:
-            ValueError: The layer is of another class, has a forward method or hooks of its own, or another size.
+            ValueError: The layer has another class or size, its own forward method, hooks, or settings that
+                `settings_of` does not read.
 
         >>> from asng import nas
         >>> conv = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
@@ -209,7 +212,8 @@ class ElasticLayer(Searchable):
         True
         """
         if not isinstance(layer, cls.torch_layer):
-            raise ValueError(f"nas.{cls.__name__} is made from a torch.nn.{cls.torch_layer.__name__}, got {layer!r}")
+            kind = cls.torch_layer.__name__
+            raise ValueError(f"nas.{cls.__name__} is made from a torch.nn.{kind}, got {shorten(layer)}")
         settings = cls.settings_of(layer)
         if unknown := [name for name in sizes if name not in {*cls.elastic, *settings}]:
             known = ", ".join(cls.elastic)
@@ -219,18 +223,24 @@ class ElasticLayer(Searchable):
         with torch.device("meta"):
             made = cls(**old, **given)
         made.adopt_weights(layer)
+        if sizes.keys() <= set(cls.elastic) and (lost := _lost_setting(made, layer)):
+            raise ValueError(
+                f"{type(layer).__name__} has {lost[0]}, but nas.{cls.__name__} made of its settings has {lost[1]}; "
+                "return the missing argument from settings_of(cls, layer)"
+            )
         return made
 
     def adopt_weights(self, layer: nn.Module) -> None:
         """Take the parameters, buffers and train/eval modes of a torch layer of the largest size.
 
         Args:
-            layer: A `torch_layer`; they are shared with it from now on.
+            layer: A `torch_layer`; its tensors are shared from now on.
 
         Raises:
-            ValueError: It has a forward method or hooks of its own, other parameters, or is not of the largest size.
+            ValueError: It has its own forward method, hooks, other parameters, or not the largest size.
         """
         kind: Any = type(layer)
+        shown = shorten(layer)
         if kind.forward is not self.torch_layer.forward:
             raise ValueError(
                 f"{kind.__name__} has a forward method of its own, which nas.{type(self).__name__} would not have; "
@@ -238,28 +248,28 @@ class ElasticLayer(Searchable):
             )
         if any(map(own_hooks, (layer._forward_hooks, layer._forward_pre_hooks))):
             raise ValueError(
-                f"{layer!r} has a forward hook, which nas.{type(self).__name__} would not have; remove it first, or "
-                "hook the module around"
+                f"{shown} has a forward hook, which nas.{type(self).__name__} would not have; remove it first, or "
+                "hook the surrounding module"
             )
         for name in self.elastic:
             old, new = getattr(layer, name, None), getattr(self, name, None)
             if old != new:
                 size = self.sizes[name]
                 raise ValueError(
-                    f"{layer!r} has {name}={old}, but the largest {name} of {size} is {new}; let the largest size be "
-                    "that of the layer whose weights it takes"
+                    f"{shown} has {name}={old}, but the largest {name} of {size} is {new}; the largest size "
+                    "must be that of the layer"
                 )
         mine, given = ({name: tuple(p.shape) for name, p in module.named_parameters()} for module in (self, layer))
         if mine.keys() != given.keys():
             different = ", ".join(sorted(mine.keys() ^ given.keys()))
             raise ValueError(
-                f"{layer!r} and nas.{type(self).__name__} differ in their parameters ({different}); give both the same "
+                f"{shown} and nas.{type(self).__name__} differ in their parameters ({different}); give both the same "
                 "settings, and remove parametrizations first"
             )
         if name := next((name for name in mine if mine[name] != given[name]), ""):
             raise ValueError(
-                f"{layer!r} has a {name} of shape {given[name]}, but the largest one of nas.{type(self).__name__} is "
-                f"{mine[name]}; let the largest sizes be those of the layer whose weights it takes"
+                f"{shown} has a {name} of shape {given[name]}, but the largest one of nas.{type(self).__name__} is "
+                f"{mine[name]}; the largest sizes must be those of the layer"
             )
         theirs = dict(layer.named_modules())
         for path, module in self.named_modules():
@@ -292,13 +302,13 @@ class ElasticLayer(Searchable):
         """Build the equivalent torch layer under the selected values, with copies of the weights.
 
         Args:
-            in_channels: The size of the input; required for a layer with `AnySize` inputs, and allowed only there.
+            in_channels: The size of the input; only for a layer with `AnySize` inputs, which requires it.
 
         Returns:
             A `torch_layer`.
 
         Raises:
-            ValueError: `in_channels` does not fit, or the class has a `forward` of its own.
+            ValueError: `in_channels` does not fit, or the class has its own `forward`.
             TypeError: `active_tensors` has other names or shapes than the torch layer.
         """
         self._check_static(in_channels)
@@ -370,7 +380,7 @@ class ElasticLayer(Searchable):
         elif in_channels is None or not 1 <= in_channels <= self._any_size.max:
             raise ValueError(
                 f"{name_of(self)} takes any number of channels up to {self._any_size.max}, got "
-                f"in_channels={in_channels}; say how many by layer.build_static(in_channels=...) in the "
+                f"in_channels={in_channels}; pass the number by layer.build_static(in_channels=...) in the "
                 "build_static() of the module that holds it"
             )
 
@@ -384,7 +394,7 @@ class ElasticLayer(Searchable):
             unit: What is counted on this axis, for the message.
 
         Raises:
-            TypeError: The input is no tensor.
+            TypeError: The input is not a tensor.
             RuntimeError: It has another size, or is a nested tensor.
         """
         if not isinstance(x, Tensor):
@@ -437,6 +447,24 @@ def _fixed_names(kind: Any) -> list[str]:
     """The arguments of a torch layer's constructor that cannot be elastic, and are kept as attributes."""
     names = signature(kind.torch_layer).parameters
     return [name for name in names if name not in (*kind.elastic, "device", "dtype") and not name.startswith("_")]
+
+
+def _lost_setting(made: nn.Module, layer: nn.Module) -> tuple[str, str] | None:
+    """What a layer and one made of its settings have, where they differ, as in the probability of a dropout."""
+    parts = dict(made.named_modules())
+    for path, theirs in layer.named_modules():
+        mine = parts.get(path)
+        if path and type(mine) is not type(theirs):
+            return f"{path} = {shorten(theirs)}", shorten(mine)
+        others = {name: getattr(mine, name, value) for name, value in vars(theirs).items() if _is_setting(name, value)}
+        if name := next((name for name, value in others.items() if value != getattr(theirs, name)), ""):
+            whole = f"{path}.{name}" if path else name
+            return f"{whole} = {getattr(theirs, name)!r}", repr(others[name])
+    return None
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str)) and name != "training" and not name.startswith("_")
 
 
 def name_of(layer: nn.Module) -> str:

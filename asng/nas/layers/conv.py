@@ -246,14 +246,15 @@ class Conv1d(Conv, nn.Conv1d):
 class Conv2d(Conv, nn.Conv2d):
     """`nn.Conv2d` whose channels, groups and kernel may follow decisions: (n, in, h, w) to (n, out, h', w').
 
-    Of several groups, the first channels of each are used; groups that follow a width are left out.
+    With several groups, the first channels of each are used. If the number of groups follows a width, the last groups
+    are left out.
 
     Args:
         in_channels: A number, a decision, arithmetic with decisions, or `AnySize`.
         out_channels: A number, a decision or arithmetic with decisions.
         kernel_size: The same, for both axes or for each; all odd or all even.
-        padding: Belongs to the largest kernel and shrinks with it, so that the output keeps its size.
-        groups: A number, or the decision that the channels are multiples of.
+        padding: That of the largest kernel; it shrinks with the kernel, so that the output keeps its size.
+        groups: A number, or a decision of which the channels are multiples.
         stride, dilation, bias, padding_mode, device, dtype: As in torch.
 
     Raises:

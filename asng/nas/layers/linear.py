@@ -86,7 +86,7 @@ class PReLU(ElasticLayer, nn.PReLU):
 class Embedding(ElasticLayer, nn.Embedding):
     """`nn.Embedding` whose dimension may follow decisions: integers (...) to (..., embedding_dim).
 
-    Its weight may be that of a `Linear` too: `head.weight = embedding.weight`.
+    A `Linear` may share its weight: `head.weight = embedding.weight`.
 
     Args:
         num_embeddings, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, device, dtype: As in torch.
@@ -139,13 +139,13 @@ class Embedding(ElasticLayer, nn.Embedding):
 class MultiheadAttention(ElasticLayer, nn.MultiheadAttention):
     """`nn.MultiheadAttention` whose width, heads and head dimension may follow decisions.
 
-    The head dimension is `embed_dim / num_heads`: for one that is searched, let `embed_dim` be `heads * head_dim`. The
-    first heads are used, and of each the first entries, if no head is ever larger than those of the largest layer;
-    else, as when width and heads are independent, the first entries of all heads together.
+    The head dimension is `embed_dim / num_heads`: to search it, let `embed_dim` be `heads * head_dim`. If no head is
+    ever larger than those of the largest layer, the first entries of the first heads are used. Otherwise, for example
+    if width and heads are independent, the first entries of all heads together are used.
 
     Args:
         embed_dim: A number, a decision or arithmetic with decisions.
-        num_heads: The same; it divides every width.
+        num_heads: The same; it must divide every width.
         dropout, bias, add_bias_kv, add_zero_attn, batch_first, device, dtype: As in torch.
 
     Raises:

@@ -16,7 +16,7 @@ from tests.helpers.elastic_sizes import equal, odd, width
 
 @pytest.mark.parametrize("size", [nas.Width("w", 2, 4), nas.Width("w", 2, 4) * 2])
 def test_a_convolution_of_torch_refuses_a_decision_with_the_cure(size):
-    with pytest.raises(ValueError, match=r"'w' is no number .*; use an elastic one, such as nas\.Conv2d"):
+    with pytest.raises(ValueError, match=r"'w' is not a number, .*; use an elastic layer, such as nas\.Conv2d"):
         nn.Conv2d(3, size, 1)
 
 

@@ -104,7 +104,8 @@ def test_inputs_of_any_size_have_a_maximum_and_are_told_when_frozen():
         linear(torch.zeros(1, 5))
     for in_channels in (None, 0, 5):
         with pytest.raises(
-            ValueError, match=rf"any number of channels up to 4, got in_channels={in_channels}; say how many by layer"
+            ValueError,
+            match=rf"any number of channels up to 4, got in_channels={in_channels}; pass the number by layer",
         ):
             linear.build_static(in_channels)
     with pytest.raises(ValueError, match="any number of channels up to 4"):
@@ -151,15 +152,18 @@ def test_inputs_of_any_size_have_a_maximum_and_are_told_when_frozen():
         (lambda: nas.ConvTranspose2d(3, 4, odd(), padding=1), "padding=1 is too small"),
         (lambda: nas.Conv2d(3, width() - 1, 3), "out_channels must be at least 1, but 'a' - 1 can be 0"),
         (lambda: nas.Conv2d(3, 4, Value("k", Integer(1, 3)) * 2 - 3, padding=2), "kernel_size must be at least 1"),
-        (lambda: nas.Linear(3, Value("v", Real(1, 2))), r"a size follows choices among numbers, but 'v' is Real"),
-        (lambda: nas.Linear(3, Value("v", Categorical(["x"]))), "choices among numbers, but 'v'"),
+        (
+            lambda: nas.Linear(3, Value("v", Real(1, 2))),
+            r"a size can only follow a choice among numbers, but 'v' is Real",
+        ),
+        (lambda: nas.Linear(3, Value("v", Categorical(["x"]))), "a choice among numbers, but 'v'"),
         (lambda: nas.Linear(3, Value("v", Categorical([1.5]))), r"an integer, but 'v' can be 1.5; .* width \* ratio"),
         (lambda: nas.Linear(16 - width("a", 8, 16), 3), "in_features must be at least 1, but 16 - 'a' can be 0"),
         (lambda: nas.Linear(width() * 0.5, 3), r"at least 1, but 0.5 \* 'a' can be 0"),
         (lambda: nas.Linear(8 // (width() - 1), 3), r"8 // \('a' - 1\) divides by 0 .*; give divisors"),
         (
             lambda: width() % 2,
-            "'a' is no number .* remainder .*; use an elastic one, such as nas.Conv2d, or read .value",
+            "'a' is not a number, .* remainder; use an elastic layer, such as nas.Conv2d, or read .value",
         ),
         (lambda: width().round_to(0), "a multiple of at least 1, got 0"),
         (lambda: width().round_to(0.5), "a size is an integer or follows a decision, got 0.5"),
