@@ -142,8 +142,7 @@ class SearchJob(BilevelJob):
     def step(self, index: int) -> dict[str, Number]:
         """One iteration; returns mean losses and metrics, and under a limit the share of feasible architectures."""
         set_lr(self.oneshot.weight_optimizer, self._settings.lr_at(self._fraction_done(index)))
-        pair = self.train_batches(index), self.valid_batches(index)
-        step = self.oneshot.step(*((images.to(memory_format=self._format), *others) for images, *others in pair))
+        step = self.oneshot.step(self._to_format(self.train_batches(index)), self._to_format(self.valid_batches(index)))
         feasible = sum(loss is not None for loss in step.valid_losses)
         record: dict[str, Number] = {"train_loss": step.train_loss} if step.train_losses else {}
         if feasible:
@@ -199,6 +198,10 @@ class SearchJob(BilevelJob):
             raise ValueError(f"{folder} is a random search, which chooses an architecture at its end; let it finish")
         return from_json(read_text(path, "let the search finish again"), self.arch_optimizer.space)
 
+    def _to_format(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        images, *others = batch
+        return images.to(memory_format=self._format), *others
+
     def _draw_feasible(self) -> list[dict[str, Any]]:
         """The feasible candidates of random search."""
         drawn = RandomSearch(self.arch_optimizer.space, seed=self._eval_seed).ask(self._search_settings.num_random)
@@ -217,14 +220,16 @@ class SearchJob(BilevelJob):
         def evaluate(batches: int, values: Values) -> float:
             nonlocal done
             self.oneshot.supernet.choose(values)
-            judged = (self._task.search_loss(self.model, self.valid_batches(number)) for number in range(batches))
-            losses = [to_outcome(each).loss for each in judged]
+            pairs = (self._to_format(self.valid_batches(number)) for number in range(batches))
+            losses = [to_outcome(self._task.search_loss(self.model, pair)).loss for pair in pairs]
             done += batches
             progress(done / total, text)
             loss = torch.stack(losses).mean().item()
             return loss if math.isfinite(loss) else math.inf
 
-        with torch.no_grad():
+        amp_dtype = AMP_DTYPES[self._settings.amp_dtype]  # the precision, and so the kernels, of the search
+        autocast = torch.autocast(self.device.type, dtype=amp_dtype, enabled=amp_dtype is not None)
+        with torch.no_grad(), autocast:
             best = sorted(drawn, key=partial(evaluate, 1))[:TOP_K]
             return min(best, key=partial(evaluate, steps))
 
