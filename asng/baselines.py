@@ -159,7 +159,10 @@ class Adam(Optimizer):
 
 
 class RandomSearch(Optimizer):
-    """Random search: draws from the initial distribution, uniform by default, which never moves.
+    """Random search: draws from the initial distribution, which never changes.
+
+    By default choices are uniform. Numbers are normal and clipped, so that a third of the reals, and of integers from a
+    wide range, are at a bound. For a uniform draw of a `Real` use `variable.decode(rng.uniform(-1, 1))`.
 
     Args:
         space: Names and variables.

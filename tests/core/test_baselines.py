@@ -183,3 +183,13 @@ def test_uniform_draws_evenly_and_learns_nothing_but_the_best():
     again = RandomSearch(optimizer.space, seed=4)
     again.load_state_dict(optimizer.state_dict())
     assert again.ask()[0].values == optimizer.ask()[0].values
+
+
+def test_random_search_draws_a_third_of_its_reals_at_bounds_where_uniform_numbers_have_none():
+    wide = Real(1e-3, 10, log=True)
+    drawn = [candidate.values["x"] for candidate in RandomSearch({"x": wide}, seed=0).ask(10_000)]
+    assert np.mean(np.isin(drawn, [wide.low, wide.high])) == pytest.approx(0.317, abs=0.02)
+    rng = np.random.default_rng(0)
+    evenly = np.log([wide.decode(rng.uniform(-1, 1)) for _ in range(10_000)])
+    counts, _ = np.histogram(evenly, 4, (math.log(1e-3), math.log(10)))
+    assert np.all(np.abs(counts - 2500) < 5 * np.sqrt(10_000 * 0.25 * 0.75))
