@@ -96,11 +96,13 @@ def table1(folder: Path) -> dict[str, list[Command]]:
 
 
 def small_networks(folder: Path) -> dict[str, list[Command]]:
-    """What all searches found, trained as shared_weights.py trains random architectures alone."""
+    """What all searches found, and random architectures, trained as shared_weights.py trains those alone."""
     searches = {f"seed{seed}": FOUND / f"seed{seed}" for seed in range(3)}
     searches |= {name: FOUND / "robustness" / name for name in SEARCHES}
+    flags: dict[str, Command] = {name: (str(run),) for name, run in searches.items()}
+    flags |= {f"random{seed}": ("--architecture", "random", "--seed", str(seed)) for seed in range(20)}
     size = ("--epochs", "10", "--cells", "8", "--channels", "16", "--drop-path", "0", "--auxiliary", "0", "--no-test")
-    return {name: [("retrain", str(run), *size, "--out", str(folder / name))] for name, run in searches.items()}
+    return {name: [("retrain", *given, *size, "--out", str(folder / name))] for name, given in flags.items()}
 
 
 def kernels(folder: Path) -> dict[str, list[Command]]:
@@ -235,7 +237,7 @@ def run_and_show(
     try:
         succeeded = given.draw is not None or run_rows(rows, given.workers, run)
     except KeyboardInterrupt:
-        print(f"Interrupted. What is finished is in {given.out}; the same command continues.", file=sys.stderr)
+        print(f"Interrupted. Finished parts are in {given.out}; the same command continues.", file=sys.stderr)
         sys.exit(INTERRUPTED)
     print(show(given.draw or given.out))
     if not succeeded:
@@ -297,16 +299,21 @@ def _mean_error(errors: Sequence[float]) -> str:
 
 
 def show_small_networks(folder: Path) -> str:
-    """A Markdown table of the trainings that are finished, beside the random architectures of shared_weights.py."""
-    random = [100 - 100 * row["alone"] for row in read_json_lines(ALONE, CURE)]
-    lines = ["| search | parameters | test error | random architectures with a lower one |", "|---|---|---|---|"]
+    """Markdown tables of the finished trainings: of searches beside random ones, and of random ones, run twice."""
+    errors = {row["seed"]: 100 - 100 * row["alone"] for row in read_json_lines(ALONE, CURE)}
+    found = ["| search | parameters | test error | random architectures with a lower one |", "|---|---|---|---|"]
+    again = ["| random architecture | parameters | test error | of shared_weights.py |", "|---|---|---|---|"]
     for name in filter(lambda name: is_finished(folder / name), small_networks(folder)):
         summary = read_json(folder / name / SUMMARY, CURE, dict[str, Any])
         error = 100 - 100 * summary["last"]["test_accuracy"]
-        lower = f"{sum(other < error for other in random)} of {len(random)}"
-        lines.append(f"| {name} | {summary['parameters']:,} | {error:.2f} % | {lower} |")
-    spread = f"{min(random):.2f} to {max(random):.2f} %"
-    return "\n".join([*lines, "", f"- random: {_mean_error(random)}, {spread} ({len(random)} networks)"])
+        row = f"| {name} | {summary['parameters']:,} | {error:.2f} % |"
+        if name.startswith("random"):
+            again.append(f"{row} {errors[int(name.removeprefix('random'))]:.2f} % |")
+        else:
+            found.append(f"{row} {sum(other < error for other in errors.values())} of {len(errors)} |")
+    spread = f"{min(errors.values()):.2f} to {max(errors.values()):.2f} %"
+    random = f"- random, of shared_weights.py: {_mean_error(list(errors.values()))}, {spread} ({len(errors)} networks)"
+    return "\n".join([*found, "", *again, "", random])
 
 
 def show_table1(folder: Path) -> str:
