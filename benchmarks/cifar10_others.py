@@ -295,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         sys.exit(f"cifar10_others: {error}")
     except KeyboardInterrupt:
-        print(f"\nInterrupted. What is finished is in {given.out}; the same command continues.", file=sys.stderr)
+        print(f"\nInterrupted. Finished parts are in {given.out}; the same command continues.", file=sys.stderr)
         sys.exit(130)
     print(show_table(given.draw or given.out))
 

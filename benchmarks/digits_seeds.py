@@ -251,7 +251,7 @@ def main() -> None:
     except ValueError as error:
         sys.exit(f"digits_seeds: {error}")
     except KeyboardInterrupt:
-        print(f"\nInterrupted. What is finished is in {given.run / WHY}; the same command continues.", file=sys.stderr)
+        print(f"\nInterrupted. Finished parts are in {given.run / WHY}; the same command continues.", file=sys.stderr)
         sys.exit(130)
 
 

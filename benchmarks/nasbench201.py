@@ -230,7 +230,7 @@ def main() -> None:
     except ImportError as error:
         sys.exit(f"nasbench201: {error}; pip install '.[bench]' has it, or leave the method out of --methods")
     except KeyboardInterrupt:
-        print(f"\nInterrupted. What is finished is in {out}; the same command continues.", file=sys.stderr)
+        print(f"\nInterrupted. Finished parts are in {out}; the same command continues.", file=sys.stderr)
         sys.exit(130)
     print(show_tables(rows, at))
     draw(rows, at, given.figure or out / "nasbench201.png")

@@ -8,7 +8,7 @@
     ASNG L           of this library, L candidates per update, all else defaults
 
 A method is a generator: it yields the next point to evaluate and the mode of its distribution, if it has one, and gets
-the accuracy, the higher the better.
+the accuracy, the higher the better. A method of your own is such a generator and its case in `method_of`.
 """
 
 import math

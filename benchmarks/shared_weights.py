@@ -231,7 +231,7 @@ def main() -> None:
     except ValueError as error:
         sys.exit(f"shared_weights: {error}")
     except KeyboardInterrupt:
-        print(f"\nInterrupted. What is finished is in {given.out}; the same command continues.", file=sys.stderr)
+        print(f"\nInterrupted. Finished parts are in {given.out}; the same command continues.", file=sys.stderr)
         sys.exit(130)
 
 

@@ -92,19 +92,35 @@ def test_trainings_are_shown_with_mean_and_spread_of_their_group(tmp_path):
 
 def test_what_searches_found_is_compared_with_random_architectures_of_the_same_size(tmp_path):
     rows = bench.small_networks(tmp_path)
-    assert list(rows) == ["seed0", "seed1", "seed2", *bench.SEARCHES]
+    random = {f"random{seed}": ("--architecture", "random", "--seed", str(seed)) for seed in range(20)}
+    assert list(rows) == ["seed0", "seed1", "seed2", *bench.SEARCHES, *random]
     size = {"epochs": 10, "channels": 16, "cells": 8}
     assert read_config(bench.ALONE.parent) == {"benchmark": "shared weights", **size, "max_images": None}
-    for ((verb, run, *flags),) in rows.values():
+    for name, ((verb, *flags),) in rows.items():
         assert verb == "retrain"
-        assert (Path(run) / ARCHITECTURE).exists()
+        if name in random:
+            assert tuple(flags[:4]) == random[name]
+        else:
+            assert (Path(flags.pop(0)) / ARCHITECTURE).exists()
         given = dict(pairwise(flags))
-        assert {name: int(given[f"--{name}"]) for name in size} == size
+        assert {flag: int(given[f"--{flag}"]) for flag in size} == size
         assert given["--drop-path"] == given["--auxiliary"] == "0"
+
+
+def test_small_networks_are_shown_beside_random_ones_and_these_beside_their_first_training(tmp_path):
     write_training(tmp_path / "seed1", 0.8301)  # of the random ones, five have more
-    table = bench.show_small_networks(tmp_path)
-    assert "| seed1 | 4,000,000 | 16.99 % | 5 of 20 |" in table
-    assert table.endswith("- random: 18.42 ± 2.24 %, 15.95 to 26.24 % (20 networks)")
+    write_training(tmp_path / "random3", 0.83)
+    assert bench.show_small_networks(tmp_path).splitlines() == [
+        "| search | parameters | test error | random architectures with a lower one |",
+        "|---|---|---|---|",
+        "| seed1 | 4,000,000 | 16.99 % | 5 of 20 |",
+        "",
+        "| random architecture | parameters | test error | of shared_weights.py |",
+        "|---|---|---|---|",
+        "| random3 | 4,000,000 | 17.00 % | 16.72 % |",
+        "",
+        "- random, of shared_weights.py: 18.42 ± 2.24 %, 15.95 to 26.24 % (20 networks)",
+    ]
 
 
 def test_rows_are_selected_by_their_names(tmp_path):
@@ -198,7 +214,7 @@ def test_sigterm_lets_rows_save_and_the_same_command_continues(tmp_path):
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
         assert process.returncode == bench.INTERRUPTED
-        assert err.splitlines()[-1] == (f"Interrupted. What is finished is in {tmp_path}; the same command continues.")
+        assert err.splitlines()[-1] == (f"Interrupted. Finished parts are in {tmp_path}; the same command continues.")
         assert "failed" not in out
         assert "in use" not in err  # by a process that outlived the first script
         epochs = [len(bench.read_epochs(folder)) for folder in folders]

@@ -120,7 +120,7 @@ def assert_continues_after_ctrl_c(folder, words, program=MAIN, arguments=()):
     assert run(*words, "--out", whole).code == 0
     held = hold_at(Epoch, "add", 5, sign) + program
     done = interrupt(["-c", held, *arguments, *words, "--out", parted], sign.exists)
-    said = f"Interrupted. What is finished is in {parted}; the same command continues.\n"
+    said = f"Interrupted. Finished parts are in {parted}; the same command continues.\n"
     assert (done.code, done.err) == (130, said)
     assert checkpoints.load(parted / CHECKPOINT)["index"] == 5
     assert not (parted / "summary.json").exists()
