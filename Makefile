@@ -73,6 +73,7 @@ results: .venv/installed  ## every table and figure of docs/results.md, from the
 	$(BIN)/python benchmarks/toy_tables.py
 	$(BIN)/python benchmarks/adapted_population.py --draw results/adapted_population
 	$(BIN)/python benchmarks/adapted_population.py --draw results/adapted_population/longer
+	$(BIN)/python benchmarks/short_searches.py --draw results/short_searches
 	$(BIN)/python benchmarks/cifar10_searches.py
 	$(BIN)/python benchmarks/cifar10_tables.py --draw results/cifar10
 	$(BIN)/python benchmarks/drop_path.py
@@ -84,6 +85,7 @@ results: .venv/installed  ## every table and figure of docs/results.md, from the
 	$(BIN)/python benchmarks/nasbench201.py --draw results/nasbench201 --figure docs/nasbench201.png
 	$(BIN)/python benchmarks/black_box.py --draw results/black_box --figure docs/black_box.png
 	$(BIN)/python benchmarks/black_box.py --draw results/black_box/n_trials
+	$(BIN)/python benchmarks/noisy_population.py --draw results/noisy_population
 	$(BIN)/python benchmarks/inactive.py --draw results/inactive
 
 # Without torch, whose builds for CPUs and GPUs come from several indexes, with sums and packages of their own.

@@ -85,6 +85,8 @@ def test_missing_libraries_and_a_missing_rich_are_left_out(tmp_path):
 SHOWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "inactive": lambda row: f"{row['last']['difference'][0]:+.3f}",
     "inpainting": lambda row: f"{row['new_ms']:,.1f}",
+    "noisy_population": lambda row: f"| {row['problem']} | 40 | 40 | {row['small'][0]:.2g} ± ",
+    "short_searches": lambda row: f"| {row['problem']} | {row['draws']} | {row['delta_init 0.1'][0]:.3f} ± ",
     "step": lambda row: f"a limit takes {row['parameters_us']:,.0f} µs for each new architecture",
 }
 
@@ -180,6 +182,20 @@ def test_a_median_is_reached_by_more_than_half_of_the_runs(reached, ratio):
     own = [{**row, "method": "asng", "seed": seed, "regret": 0.5, "steps": steps} for seed, steps in enumerate(runs)]
     (table,) = show_ratios([*others, *own])
     assert f"| mixint f1 | 0.00 | 0.00 | {ratio} |" in table
+
+
+def test_of_methods_with_the_lowest_median_only_those_that_the_test_puts_behind_none_are_first():
+    from black_box_report import show_summary
+
+    row = {"problem": "onemax", "evaluations": 300, "steps": []}
+    regrets = {"asng": [0] * 17 + [2, 2, 4], "TPE": [0] * 20, "NGOpt": [0] * 19 + [4]}
+    rows = [
+        {**row, "method": method, "seed": seed, "regret": regret}
+        for method, of in regrets.items()
+        for seed, regret in enumerate(of)
+    ]
+    (table,) = show_summary(rows)
+    assert table.splitlines()[-1] == "| 20 choices or more | 0 of 1 | 1 of 1 | 1 of 1 |"
 
 
 @pytest.mark.parametrize("folder", ["black_box", "black_box/n_trials"])

@@ -57,6 +57,18 @@ def test_files_that_pages_link_to_are_there():
         assert [link for link in links if not (DOCS / link).exists()] == [], page.name
 
 
+def test_the_index_of_results_names_every_folder_and_sections_that_exist():
+    index = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `([^`]+)` \|", index, flags=re.MULTILINE)
+    patterns = [re.sub("ROW|S$", "[^/]+", folder) for folder in listed]
+    holding = {path.parent.relative_to(ROOT / "results") for path in (ROOT / "results").rglob("*.json*")}
+    assert [f for f in holding if not any(re.fullmatch(p, f.as_posix()) for p in patterns)] == []
+    assert [p for p in patterns if not any(re.fullmatch(p, f.as_posix()) for f in holding)] == []
+    for title, page, anchor in re.findall(r"\[([^]]+)\]\(\.\./docs/(\w+\.md)#([^)]+)\)", index):
+        assert re.search(rf"^#+ {re.escape(title)}$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE), title
+        assert anchor == re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
 @pytest.mark.long
 def test_the_first_run_of_the_page_on_commands_leaves_a_report(tmp_path):
     section = (DOCS / "commands.md").read_text(encoding="utf-8").split("## A first run")[1].split("\n## ")[0]
