@@ -46,12 +46,12 @@ def take_list(items: Iterable[Any], what: str, max: int = MAX_ITEMS) -> list[Any
 
     >>> take_list(count(), "the choices", max=3)
     Traceback (most recent call last):
-    ValueError: the choices are more than 3, got count(0); give a list of fewer
+    ValueError: the choices are more than 3, got count(0); give a shorter list
     """
     shown = "" if isinstance(items, Sized) else repr(items)[:80]  # an iterator, as it begins
     taken = list(islice(items, max + 1))
     if len(taken) > max:
-        raise ValueError(f"{what} are more than {max:,}, got {shown or repr(items)[:80]}; give a list of fewer")
+        raise ValueError(f"{what} are more than {max:,}, got {shown or repr(items)[:80]}; give a shorter list")
     return taken
 
 

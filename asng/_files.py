@@ -212,7 +212,7 @@ def atomic_write(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
     a rename would remove, and for a folder.
     """
     if not path.is_symlink() and (path.is_char_device() or path.is_block_device() or path.is_dir()):
-        raise ValueError(f"{path} is no file but a folder or a device; give another path")
+        raise ValueError(f"{path} is a folder or a device, not a file; give another path")
     temporary = _temporary_path(path)
     with explain_write_errors(path):
         file, _ = _open_locked(temporary, "xb")
@@ -325,7 +325,7 @@ def _open_no_link(path: str, flags: int) -> int:
     opened = os.open(path, flags | NO_FOLLOW | NON_BLOCKING, 0o666)
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
-        raise OSError(errno.EINVAL, "it is no regular file; remove it", path)
+        raise OSError(errno.EINVAL, "it is not a regular file; remove it", path)
     return opened
 
 

@@ -18,7 +18,7 @@ def open_regular(path: Path) -> BinaryIO:
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | NON_BLOCKING))  # noqa: SIM115 - the caller
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise ValueError(f"{path} is no regular file; remove it, or use another path")
+        raise ValueError(f"{path} is not a regular file; remove it, or use another path")
     return file
 
 

@@ -14,9 +14,9 @@ from asng.families import Bounds, Choices, Family
 
 
 class Variable(ABC):
-    """Base class of variables: one number of a raw draw, and the values that it stands for.
+    """Base class of variables: maps one number of a raw draw to a value.
 
-    A kind of your own implements at least the abstract methods; a family of your own needs only `Custom`.
+    Derive to write a new kind of variable. For a new distribution, `Custom` suffices.
 
     >>> import asng
     >>> width = asng.Integer(1, 3)
@@ -42,28 +42,28 @@ class Variable(ABC):
             x: One number, as the family draws it.
 
         Returns:
-            The value that is evaluated.
+            The value to evaluate.
 
         Raises:
-            ValueError: It is no number that the family draws.
+            ValueError: The family does not draw this number.
         """
 
     @abstractmethod
     def contains(self, value: Any) -> bool:
-        """Tell whether a value is one of the variable's.
+        """Tell whether a value belongs to the variable.
 
         Args:
             value: Any object.
 
         Returns:
-            True for values of the variable, which have its type, too: 1, 1.0 and True are three values.
+            True for values of the variable. Types count: 1, 1.0 and True are three values.
         """
 
     def values(self) -> Sequence[Any] | None:
         """List all values.
 
         Returns:
-            The values in order, or None where they cannot be listed, the default.
+            The values in order, or None, the default, if they cannot be listed.
         """
         return None
 
@@ -71,7 +71,7 @@ class Variable(ABC):
         """Return the bounds of a number.
 
         Returns:
-            The smallest and the largest value, or None for what is no number, the default.
+            The smallest and the largest value, or None, the default, if values are not numbers.
         """
         return None
 
@@ -86,7 +86,7 @@ class Variable(ABC):
             The natural logarithm of the probability; 0, the default, for real numbers, which have densities instead.
 
         Raises:
-            ValueError: The variable does not contain the value, or these are no parameters of its distribution.
+            ValueError: The variable does not contain the value, or `params` are not those of its distribution.
         """
         return 0.0
 
@@ -110,13 +110,13 @@ class Variable(ABC):
         """Invert `to_json`.
 
         Args:
-            data: What `to_json` returned, after a file perhaps.
+            data: Data from `to_json`.
 
         Returns:
             The value.
 
         Raises:
-            ValueError: No value of the variable is written like this, or several are.
+            ValueError: No value of the variable has this form, or several have.
         """
         return self.to_json(data)  # where values are written as they are
 
@@ -145,7 +145,7 @@ class Variable(ABC):
             Probabilities of the choices (choices,), or `Normal(mean, std)`.
 
         Raises:
-            ValueError: These are no such parameters.
+            ValueError: These are not such parameters.
         """
 
     def index(self, value: Any) -> int:
@@ -208,7 +208,7 @@ def check_values(values: Mapping[str, Any], space: Mapping[str, Variable]) -> No
     check_names(values, space)
     for name, variable in space.items():
         if not variable.contains(values[name]):
-            raise ValueError(f"{values[name]!r} is outside of {variable}, which is {name!r}")
+            raise ValueError(f"{values[name]!r} is outside of {variable} of {name!r}")
 
 
 def stable_repr(thing: Any) -> str:

@@ -40,7 +40,7 @@ class Normal(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """A variable's part of a `CategoricalFamily`; raw draws are 0 to n - 1.
+    """The part of one variable in a `CategoricalFamily`; raw draws are 0 to n - 1.
 
     Attributes:
         n: The number of choices.
@@ -59,7 +59,7 @@ class Choices(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """A variable's part of a `NormalFamily`.
+    """The part of one variable in a `NormalFamily`.
 
     Attributes:
         low, high: Bounds of the mean, in the units of raw draws.
@@ -78,12 +78,12 @@ class Bounds(NamedTuple):
 class Family(ABC):
     """Base class of exponential families in expectation parameters; `Custom` puts one of your own into a space.
 
-    A subclass sets the attributes and implements the abstract methods such that E[statistics(x)] = theta. It keeps no
-    state: theta is an argument. `...` stands for leading batch axes, which all arrays may have.
+    A subclass sets the attributes and implements the abstract methods such that E[statistics(x)] = theta. It has no
+    state: theta is an argument. All arrays may have leading batch axes, written `...`.
 
     Attributes:
         size: Length of theta, of statistics and of gradients.
-        dimension: Free parameters among them (n_theta): smaller where theta is redundant.
+        dimension: Number of free parameters (n_theta), smaller than `size` if theta is redundant.
         variables: Numbers in one draw.
 
     >>> import numpy as np
@@ -136,7 +136,7 @@ class Family(ABC):
 
     @abstractmethod
     def initial(self) -> Array:
-        """Return the parameters to start from.
+        """Return the initial parameters.
 
         Returns:
             Theta (size,) of maximal entropy in the allowed set.
@@ -166,7 +166,7 @@ class Family(ABC):
             Statistics (..., size).
 
         Raises:
-            ValueError: A number cannot have been drawn.
+            ValueError: The family cannot draw one of the numbers.
         """
 
     @abstractmethod
@@ -225,23 +225,23 @@ class Family(ABC):
             Theta (size,), not yet projected.
 
         Raises:
-            ValueError: These are no such parameters.
+            ValueError: These are not such parameters.
         """
 
 
 class CategoricalFamily(Family):
     """Independent categorical variables with counts[i] choices each (supplement B).
 
-    theta holds all probabilities, one variable after another. The last one of each variable is
-    redundant, and what the paper computes for j < m_i is kept at zero there.
+    theta holds all probabilities, one variable after another. The last probability of each variable is redundant;
+    vectors that the paper defines for j < m_i are zero there.
 
     Args:
         counts: The number of choices of each variable, from 1 to 100,000.
-        mode_prob: A probability that the likeliest choices of all variables must be able to have together, up to
-            0.99. By default no choice becomes less likely than the paper's theta_min.
+        mode_prob: The joint probability, up to 0.99, that the likeliest choices of all variables must be able to reach.
+            By default the lower bound of each probability is the paper's theta_min.
 
     Raises:
-        ValueError: `counts` is no list of such integers, or `mode_prob` no such number.
+        ValueError: `counts` is not such a list, or `mode_prob` not such a number.
 
     >>> family = CategoricalFamily([2, 3])
     >>> family.size, family.dimension, family.variables
@@ -420,13 +420,13 @@ def _is_part(part: Any) -> bool:
 
 
 class Joint(Family):
-    """Independent families side by side; theta is the concatenation of their thetas.
+    """Independent families; theta is the concatenation of their thetas.
 
     Args:
         parts: Pairs of a family and its columns of x.
 
     Raises:
-        ValueError: There are no parts, one is no such pair, or their columns do not cover 0, 1, 2, ... once each.
+        ValueError: There are no parts, one is not such a pair, or the columns do not cover 0, 1, 2, ... once each.
 
     >>> joint = Joint([(CategoricalFamily([2]), [1]), (NormalFamily([0.0], [4.0], [0.5], mirrored=True), [0])])
     >>> joint.initial()

@@ -34,10 +34,10 @@ def _slot_sums(n: int) -> Array:
 
 
 def rank_utilities(losses: Losses) -> Array:
-    """Utilities of losses: 1 for the best quarter, -1 for the worst, 0 between.
+    """Utilities of losses: 1 for the best quarter, -1 for the worst, 0 otherwise.
 
     Args:
-        losses: Losses (..., lambda), lower is better. Those that are not finite are worst, and equal.
+        losses: Losses (..., lambda), lower is better. Losses that are not finite are worst, and equal.
 
     Returns:
         Utilities u (..., lambda); equal losses share the mean of their slots.
@@ -196,19 +196,20 @@ def asng_update(
 
 
 class ASNG(Optimizer):
-    """Adaptive stochastic natural gradient: minimizes over any mixture of variables, with nothing to tune.
+    """Adaptive stochastic natural gradient: minimizes over any mixture of variables.
 
     Args:
         space: Names and variables.
         population_size: Candidates per ask (lambda).
-        alpha: Target of the ratio |path|^2 / gamma that the step size is adapted to.
+        alpha: Target of the ratio |path|^2 / gamma, to which the step size is adapted.
         delta_init: Initial trust-region radius.
         delta_max: Largest divisor Delta of delta_init; infinity in the paper's experiments.
-        max_beta: Largest delta / sqrt(n_theta), the share of theta that an update replaces; beyond the paper.
-        adapt: What is adapted: "delta", or "population_size" (section 2.4): delta stays delta_init, and the population
-            becomes population_size * Delta, with Delta between 1 and delta_max or 1000.
+        max_beta: Largest delta / sqrt(n_theta), the share of theta that an update replaces; an addition to the paper.
+        adapt: "delta", or "population_size" (section 2.4): delta stays delta_init, and the population becomes
+            population_size * Delta, with Delta between 1 and delta_max or 1000.
         mirrored: Draw numbers in pairs mean + d, mean - d; a single pair can only narrow their spread.
-        initial: Prior knowledge: {"op": [0.7, 0.3], "n": (4, 2)}, probabilities or (mean, std); warns if out of bounds.
+        initial: Priors by name: {"op": [0.7, 0.3], "n": (4, 2)}, probabilities or (mean, std). A prior out of bounds is
+            projected, with a warning.
         seed: An integer or a SeedSequence; None for a random one.
 
     Raises:

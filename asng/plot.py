@@ -23,18 +23,19 @@ LAST = "largest_probability"  # of the panels
 def history(result: Any) -> "Figure":
     """Draw losses, metrics and the largest probabilities over the epochs of a search.
 
-    A panel has a loss or a metric of both halves of the steps, those that train weights and those that judge; others
-    have the score of a judge, the share of feasible candidates, and the mean of the decisions' largest probabilities.
+    Each loss or metric has a panel with both halves of the steps (training weights, scoring architectures). Further
+    panels show the score of a judge, the share of feasible candidates, and the mean of the decisions' largest
+    probabilities.
 
     Args:
-        result: What `asng.nas.search` returned, or `asng.nas.result` with a history.
+        result: A result of `asng.nas.search`, or of `asng.nas.result` with a history.
 
     Returns:
-        A matplotlib figure, which notebooks show; `figure.savefig("history.svg")` writes it.
+        A matplotlib figure, shown in notebooks; `figure.savefig("history.svg")` writes it.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: This is no result, or its history is empty.
+        ValueError: `result` is not a result, or its history is empty.
 
     >>> from types import SimpleNamespace
     >>> first, second = {"train_loss": 0.9, "valid_loss": 1.1}, {"train_loss": 0.5, "valid_loss": 0.6}
@@ -70,18 +71,17 @@ def history(result: Any) -> "Figure":
 def probabilities(result: Any) -> "Figure":
     """Draw how the distribution of a search moved, one panel for each decision.
 
-    Choices are lines of their probabilities over the epochs; numbers are a mean between one standard deviation to both
-    sides.
+    Categorical decisions have a line per choice; numbers have the mean with a band of one standard deviation.
 
     Args:
-        result: What `asng.nas.search` returned.
+        result: A result of `asng.nas.search`.
 
     Returns:
-        A matplotlib figure, which notebooks show; `figure.savefig("probabilities.svg")` writes it.
+        A matplotlib figure, shown in notebooks; `figure.savefig("probabilities.svg")` writes it.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: This is no result, or its history has no distributions.
+        ValueError: `result` is not a result, or its history has no distributions.
 
     >>> from types import SimpleNamespace
     >>> records = [{"distribution": {"act": {"relu": p, "tanh": 1 - p}}} for p in (0.5, 0.75)]
@@ -117,18 +117,18 @@ def probabilities(result: Any) -> "Figure":
 def distribution(result: Any) -> "Figure":
     """Draw the final distribution of a search, one panel for each decision.
 
-    Choices are bars with their probabilities, the value of the result in blue. Numbers are a mean with one standard
-    deviation to both sides, within their bounds. Decisions without effect on the result are gray.
+    Categorical decisions have a bar per choice, the value of the result in blue. Numbers have the mean and one standard
+    deviation, within their bounds. Decisions without effect on the result are gray.
 
     Args:
-        result: What `asng.nas.search` or `asng.nas.result` returned.
+        result: A result of `asng.nas.search` or `asng.nas.result`.
 
     Returns:
-        A matplotlib figure, which notebooks show; `figure.savefig("distribution.svg")` writes it.
+        A matplotlib figure, shown in notebooks; `figure.savefig("distribution.svg")` writes it.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: This is no result.
+        ValueError: `result` is not a result.
 
     >>> from types import SimpleNamespace
     >>> import asng
@@ -184,14 +184,14 @@ def front(front: Any) -> "Figure":
     """Draw a Pareto front: the score over each cost, with the architectures that are not on the front in gray.
 
     Args:
-        front: What `asng.nas.front` returned.
+        front: A front of `asng.nas.front`.
 
     Returns:
-        A matplotlib figure, which notebooks show; `figure.savefig("front.svg")` writes it.
+        A matplotlib figure, shown in notebooks; `figure.savefig("front.svg")` writes it.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: This is no front, such as the result of a search.
+        ValueError: `front` is not a front, but for example the result of a search.
 
     >>> from asng import nas
     >>> points = (nas.Architecture({"n": 1}, 0.5, True, score=0.9, costs=(10.0,)),)
@@ -220,7 +220,7 @@ def front(front: Any) -> "Figure":
 def _check_result(result: Any, *attributes: str) -> None:
     if not all(hasattr(result, name) for name in attributes):
         shown = " ".join(repr(result).split())[:80]
-        raise ValueError(f"a result is drawn as asng.nas.search or result returned it, got {shown}")
+        raise ValueError(f"draw a result of asng.nas.search or asng.nas.result, got {shown}")
 
 
 def _panels(count: int, *, height: float, width: float = 3.2) -> tuple["Figure", list["Axes"]]:

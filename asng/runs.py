@@ -200,7 +200,7 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
         inside = f"; in it is the run {runs[0]}" if runs else ""
         if len(runs) > 1:
             inside = f"; in it are {len(runs)} runs, such as {runs[0]}"
-        raise ValueError(f"{folder} is no run: it has no {CONFIG}{inside}")
+        raise ValueError(f"{folder} is not a run: it has no {CONFIG}{inside}")
     config: dict[str, Any] = read_json(path, "delete the folder, or use another", dict[str, Any])
     if "version" in config and config.get("format") != RUN_FORMAT:  # without a version it is not asng's
         made, found = shorten(config["version"]), shorten(config.get("format", 1))
@@ -209,9 +209,11 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
             f"{RUN_FORMAT}: run it again in another folder, or use the one that made it"
         )
     if experiment is not None and is_own_search(config):
-        raise ValueError(f"{folder} is no run of {experiment}, but a search of your own, which SearchResult.save saved")
+        raise ValueError(f"{folder} is not a run of {experiment}, but a search of your own, saved by SearchResult.save")
     if experiment is not None and config.get("experiment") != experiment:
-        raise ValueError(f"{folder} is no run of {experiment}: its {CONFIG} says {shorten(config.get('experiment'))}")
+        raise ValueError(
+            f"{folder} is not a run of {experiment}: its {CONFIG} says {shorten(config.get('experiment'))}"
+        )
     if needs is not None and not (folder / needs).is_file():
         if (folder / SUMMARY).is_file():
             raise ValueError(

@@ -28,13 +28,13 @@ DRAW = "a raw draw must be a number"
 
 @dataclass(frozen=True, eq=False)
 class Categorical(Variable):
-    """One of several choices without order.
+    """One of several unordered choices.
 
     Args:
-        choices: Names, layers, sizes, any objects that are not equal (as 1 and True are), at most 100,000.
+        choices: Names, layers, sizes, any distinct objects (1 and True are equal), at most 100,000.
 
     Raises:
-        ValueError: There is none, there are too many, two are equal, or it is not a list.
+        ValueError: There are no choices, too many, two are equal, or they are not a list.
 
     >>> Categorical(["conv", "pool"])
     Categorical(choices=('conv', 'pool'))
@@ -113,13 +113,13 @@ class Categorical(Variable):
 
 @dataclass(frozen=True)
 class Integer(Variable):
-    """An integer from a range, drawn as a Gaussian number that is clipped and rounded.
+    """An integer in a range: a Gaussian draw, clipped and rounded.
 
     Args:
         low, high: Bounds, both included, at most 2**53 in absolute value.
 
     Raises:
-        ValueError: The bounds are no integers, are not in order, or cannot be told apart in float64.
+        ValueError: The bounds are not integers, not in order, or not distinct in float64.
 
     >>> Integer(64, 256).decode(100.5)
     100
@@ -180,12 +180,12 @@ class Integer(Variable):
 
 @dataclass(frozen=True)
 class Real(Variable):
-    """A real number from a range, drawn as a Gaussian number that is clipped: at first a third of the draws are bounds.
+    """A real number in a range: a Gaussian draw, clipped. At first about a third of the draws are at the bounds.
 
     Args:
         low, high: Bounds, both included.
-        log: Search on the logarithm's scale; needs low > 0. A std, of a prior or of the distribution, is then that of
-            the natural logarithm.
+        log: Search on a logarithmic scale; needs low > 0. The std of a prior or of the distribution is then that of the
+            natural logarithm.
 
     Raises:
         ValueError: The bounds do not fit.
@@ -254,10 +254,10 @@ class Custom(Variable):
 
     Args:
         family: A family that draws one number.
-        value: (raw draw) -> the value that is evaluated.
+        value: (raw draw) -> the value to evaluate.
 
     Raises:
-        ValueError: `family` is no family of one variable, or `value` cannot be called.
+        ValueError: `family` is not a family of one variable, or `value` is not callable.
 
     >>> import asng
     >>> asng.Custom(asng.NormalFamily([0.0], [10.0], [0.5], mirrored=True), value=round).decode(6.8)
@@ -297,7 +297,7 @@ class Custom(Variable):
 
 
 def family_of(space: Mapping[str, Variable], *, mirrored: bool = True, mode_prob: float | None = None) -> Family:
-    """The family for a space: one for all choices, one for all numbers, and those that variables bring.
+    """The family of a space: one for all choices, one for all numbers, and the variables' own families.
 
     Args:
         space: Names and variables.
@@ -308,7 +308,7 @@ def family_of(space: Mapping[str, Variable], *, mirrored: bool = True, mode_prob
         A family whose draws x (..., variables) have one column for each variable, in order.
 
     Raises:
-        ValueError: The space is empty, or no dict of names and variables.
+        ValueError: The space is empty, or not a dict of names and variables.
 
     >>> family_of({"op": Categorical("ab".split() + ["c"]), "n": Integer(1, 9)}).variables
     2

@@ -49,5 +49,5 @@ def test_a_run_adds_the_rows_that_its_folder_lacks(tmp_path, monkeypatch):
 
 
 def test_a_folder_without_rows_is_named(tmp_path):
-    with pytest.raises(ValueError, match="is no run: it has no"):
+    with pytest.raises(ValueError, match="is not a run: it has no"):
         bench.read_rows(tmp_path)

@@ -68,7 +68,7 @@ def test_the_error_of_an_accuracy_is_the_spread_of_that_over_random_test_images(
     assert images == 597
     assert error == pytest.approx(tested[0].std(), rel=0.02)
     assert of_difference == pytest.approx((tested[0] - tested[1]).std(), rel=0.02)
-    shown = f"standard error of {100 * error:.2f} points, and the difference of two one of {100 * of_difference:.2f}:"
+    shown = f"of an accuracy is {100 * error:.2f} points, that of a difference {100 * of_difference:.2f};"
     assert shown in describe_error(summary)
 
 

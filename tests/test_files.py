@@ -289,7 +289,7 @@ def make_device(path):
 def test_what_is_no_file_is_not_replaced(tmp_path, make):
     make(tmp_path / "other")
     before = (tmp_path / "other").stat()
-    message = "other is no file but a folder or a device; give another path"
+    message = "other is a folder or a device, not a file; give another path"
     with pytest.raises(ValueError, match=message), atomic_write(tmp_path / "other") as file:
         file.write(b"new")
     assert (tmp_path / "other").stat().st_ino == before.st_ino

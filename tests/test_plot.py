@@ -208,12 +208,12 @@ def test_figures_leave_pyplot_alone():
 @pytest.mark.parametrize(
     ("draw", "given", "message"),
     [
-        (plot.history, 5, "as asng.nas.search or result returned it, got 5"),
+        (plot.history, 5, "a result of asng.nas.search or asng.nas.result, got 5"),
         (plot.history, nn.Sequential(nn.ReLU(), nn.Tanh()), r"got Sequential\( \(0\): ReLU\(\) \(1\): Tanh\(\) \)$"),
         (plot.history, SimpleNamespace(history=[5]), r"a list of records, .*, got \[5\]"),
         (plot.history, SimpleNamespace(history=[{}]), "the history is empty; pass the records"),
-        (plot.distribution, {}, "as asng.nas.search or result returned it, got {}"),
-        (plot.probabilities, 5, "as asng.nas.search or result returned it, got 5"),
+        (plot.distribution, {}, "a result of asng.nas.search or asng.nas.result, got {}"),
+        (plot.probabilities, 5, "a result of asng.nas.search or asng.nas.result, got 5"),
         (plot.front, [], "this draws what nas.front returns, got a list; pass"),
     ],
 )

@@ -73,6 +73,6 @@ def test_figures_of_the_readme_stand_in_the_results():
 
 
 def test_files_that_the_readme_names_are_there():
-    links = re.findall(r"\]\(((?!http)[^)]*)\)", README.read_text())
+    links = re.findall(r"\]\(((?!http)[^)#]*)[)#]", README.read_text())
     assert {"docs/first_search.md", "docs/results.md"} <= set(links)
     assert [link for link in links if not (README.parent / link).exists()] == []

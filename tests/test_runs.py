@@ -189,7 +189,7 @@ def test_a_pipe_in_the_folder_is_refused_without_waiting(tmp_path, name):
 def test_a_folder_says_which_run_it_is(tmp_path):
     append_to(tmp_path / "run")
     assert read_config(tmp_path / "run")["experiment"] == "toy"
-    with pytest.raises(ValueError, match=r"is no run: it has no config\.json"):
+    with pytest.raises(ValueError, match=r"is not a run: it has no config\.json"):
         read_config(tmp_path)
     with pytest.raises(ValueError, match=r"there is no folder .*nowhere"):
         read_config(tmp_path / "nowhere")
@@ -231,8 +231,8 @@ def test_a_folder_says_what_it_is_and_gives_the_settings_back(tmp_path):
 @pytest.mark.parametrize(
     ("there", "message"),
     [
-        ({"experiment": "inpainting", "kind": "search"}, "is no run of cifar10: its config.json says 'inpainting'"),
-        ({}, "is no run of cifar10: its config.json says None"),
+        ({"experiment": "inpainting", "kind": "search"}, "is not a run of cifar10: its config.json says 'inpainting'"),
+        ({}, "is not a run of cifar10: its config.json says None"),
         (
             {"experiment": "cifar10", "kind": "retrain"},
             r"there is no .*checkpoint\.pt yet; let the run get that far",
@@ -331,7 +331,7 @@ def test_the_environment_is_never_written_through_a_link_or_to_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe" / "environment.jsonl")
     with pytest.raises(ValueError, match=r"environment\.jsonl is a link; put the file itself there"):
         Run(tmp_path / "link", CONFIG)
-    with pytest.raises(ValueError, match=r"environment\.jsonl is no regular file"):
+    with pytest.raises(ValueError, match=r"environment\.jsonl is not a regular file"):
         Run(tmp_path / "pipe", CONFIG)
     assert not (tmp_path / "precious").exists()
 

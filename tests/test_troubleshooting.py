@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from asng import nas
+from asng import Real, nas
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
@@ -96,11 +96,12 @@ def run_static_after_elastic(layer: nn.Module) -> None:
 
 
 def test_messages_of_torch_are_those_that_it_has():
-    width = nas.Width("w", [4, 8])
+    width, rate = nas.Width("w", [4, 8]), nas.Value("rate", Real(0, 0.5))
     mistakes = {
         "empty(): argument 'size' …": lambda: nn.Linear(width, 2),  # type: ignore[arg-type]
         "'Width' object is not iterable": lambda: nn.LayerNorm(width),
         "'<=' not supported between instances of 'Width' and 'int'": lambda: nn.MultiheadAttention(width, 2),
+        "'<' not supported between instances of 'Value' and …": lambda: nn.Dropout(rate),  # type: ignore[arg-type]
         "hidden_size should be of type int, got: Width": lambda: nn.LSTM(4, width),
         "should contain … elements not …": lambda: run_static_after_elastic(nn.BatchNorm1d(8)),
         "mat1 and mat2 shapes cannot be multiplied": lambda: run_static_after_elastic(nn.Linear(8, 2)),

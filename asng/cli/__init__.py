@@ -41,7 +41,7 @@ CIFAR10, INPAINTING = "asng.experiments.cifar10.task:Cifar10", "asng.experiments
 EXPERIMENTS: dict[str, Images | dict[str, str]] = {
     "cifar10": Images(CIFAR10, "search the cells of a classifier of CIFAR-10", "accuracy"),
     "digits": {
-        "search": "search a network for handwritten digits: minutes",
+        "search": "search a network for handwritten digits, in minutes",
         "tune": "choose hyperparameters by short searches",
     },
     "inpainting": Images(INPAINTING, "search an autoencoder that fills holes in faces", "PSNR, SSIM and pictures"),
@@ -50,10 +50,10 @@ EXPERIMENTS: dict[str, Images | dict[str, str]] = {
 
 # Of runs of all experiments: one word, without a verb.
 OF_RUNS = {
-    "runs": "list runs: state, progress, best figure",
+    "runs": "list runs: state, progress, main result",
     "resume": "continue an interrupted run from its folder",
-    "report": "write a page about runs: curves, architectures",
-    "export": "write a run's network as files without asng",
+    "report": "write an HTML page about runs: curves, architectures",
+    "export": "write the network of a run as files without asng",
 }
 
 
@@ -88,7 +88,7 @@ def _module_of(command: str) -> tuple[Any, str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted, as by Ctrl-C."""
+    """Run a command. Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted (Ctrl-C)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     command = arguments[0] if arguments[:1] and arguments[0] in OF_RUNS else " ".join(arguments[:2])
     for stream in (sys.stdout, sys.stderr):
@@ -164,9 +164,9 @@ def print_overview(arguments: Sequence[str]) -> None:
 OVERVIEW = """\
 Start here:
   asng digits search        a whole search, in a minute or two
-  asng report runs/digits   its report, a page for the browser
+  asng report runs/digits   a report of it, as an HTML page
 
 asng COMMAND --help explains a command and its flags; asng --version prints the
 version. Completion (bash, zsh or fish): source <(asng --print-completion bash)
 
-Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted, as by Ctrl-C."""
+Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted (Ctrl-C)."""

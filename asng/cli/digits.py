@@ -22,9 +22,9 @@ from asng.runs import ARCHITECTURE
 class SearchCommand(SeedFlags):
     """Search a network for handwritten digits, train it from scratch and test it: a minute or two on the CPU.
 
-    Of the 20 likeliest architectures of the search, the one with the lowest validation loss under the shared weights is
-    taken (nas.rerank). Beside it, trained alike: the best of as many random architectures as take the gradients of the
-    search (2 * --epochs / --training-epochs), trained alone and chosen by validation accuracy; the first of them; and a
+    Takes the architecture with the lowest validation loss under the shared weights, of the 20 likeliest of the search
+    (nas.rerank). The same training also tests three baselines: the best of random architectures at the cost of the
+    search (2 * --epochs / --training-epochs of them, chosen by validation accuracy), the first of these, and a
     handcrafted network. Writes architecture.json, metrics.jsonl, results.jsonl and summary.json. Ctrl-C saves; the
     same command continues.
 
@@ -87,15 +87,17 @@ def digits_table(summary: dict[str, Any]) -> Table:
         cost = [f"{summary[unit].get(kind, 0):,.0f}" for unit in ("gradients", "seconds")]
         lines.append([name, f"{100 * accuracy['mean']:.2f} %", *error, f"{parameters:,.0f}", *cost])
     head = ["architecture", "accuracy", *(["± error"] if several else []), "parameters", "gradients", "seconds"]
-    return terminal.make_table("Test accuracy, trained from scratch; cost of choosing", head, lines, "architecture")
+    return terminal.make_table(
+        "Test accuracy after training from scratch, and cost of the choice", head, lines, "architecture"
+    )
 
 
 def describe_error(summary: dict[str, Any]) -> str:
     """What differences between the accuracies of one run mean."""
     images, error, of_difference = digits.sampling_error(summary["accuracy"])
     return (
-        f"On {images} test images an accuracy has a standard error of {100 * error:.2f} points, and the difference of "
-        f"two one of {100 * of_difference:.2f}: what is below twice that may be chance. --seeds 10 compares means."
+        f"With {images} test images the standard error of an accuracy is {100 * error:.2f} points, that of a "
+        f"difference {100 * of_difference:.2f}; differences below twice that may be chance. --seeds 10 compares means."
     )
 
 
@@ -103,8 +105,8 @@ def describe_error(summary: dict[str, Any]) -> str:
 class TuneCommand(RunFlags):
     """Choose learning rate, weight decay and augmentation of digits by short searches: some minutes on the CPU.
 
-    Each trial is a one-shot search; those that fall behind the median end early. What the best one found is trained
-    from scratch and tested beside what the same search finds untuned. Writes architecture.json, results.jsonl and
+    Each trial is a one-shot search; trials that fall behind the median are pruned. The architecture of the best trial
+    is trained from scratch and tested, and so is that of an untuned search. Writes architecture.json, results.jsonl and
     summary.json. Ctrl-C keeps finished trials; the same command continues.
 
     Examples:
@@ -124,7 +126,7 @@ def run_tune(arguments: Sequence[str]) -> None:
         with terminal.command_progress_bar("digits tune", folder) as progress:
             summary = digits_tuning.run(settings, folder, progress)
         epochs = f"{summary['epochs']} of {summary['trials'] * settings.epochs} epochs"
-        terminal.print_lines(f"{summary['pruned']} of {summary['trials']} trials ended early: {epochs}.")
+        terminal.print_lines(f"{summary['pruned']} of {summary['trials']} trials were pruned: {epochs}.")
         lines = []
         for name in ("tuned", "untuned"):
             row = summary[name]

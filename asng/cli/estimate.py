@@ -20,16 +20,16 @@ def describe_estimate(estimate: Mapping[str, Any], seeds: int = 1) -> list[str]:
     lines = []
     if "variables" in estimate:
         count = estimate["architectures"]
-        size = "values without end" if count is None else f"{format_count(count)} architectures"
+        size = "unbounded values" if count is None else f"{format_count(count)} architectures"
         lines.append(f"Search space: {estimate['variables']} variables, {size}")
     if "parameters" in estimate:
         lines.append(f"Parameters: {estimate['parameters']:,}")
     if extra := estimate.get("training_only_parameters"):
-        lines[-1] += f", and {extra:,} that only training uses, such as an auxiliary head; no limit counts these"
+        lines[-1] += f", and {extra:,} only for training, such as an auxiliary head, which limits do not count"
     if "networks" in estimate:
         smallest, median, largest = (f"{estimate['networks'][name]:,}" for name in ("smallest", "median", "largest"))
-        lines[-1] += " in all weights that are shared"
-        lines.append(f"Networks: {smallest} to {largest} parameters, {median} in the median (100 random ones)")
+        lines[-1] += " in the shared weights"
+        lines.append(f"Networks: {smallest} to {largest} parameters, median {median} (100 random architectures)")
     lines.append(f"Steps: {estimate['steps']:,}, about {estimate['seconds_per_step']:.2g} s each")
     bound = "at most " if estimate.get("at_most") else ""
     each = f" for each of {seeds} seeds, {format_duration(seeds * estimate['seconds'])} in all" if seeds > 1 else ""
@@ -46,20 +46,20 @@ def describe_estimate(estimate: Mapping[str, Any], seeds: int = 1) -> list[str]:
         lines.append(f"Memory: {decimal(estimate['memory_bytes'])} at the peak of these steps")
     if estimate["disk_bytes"] is not None:
         free = decimal(shutil.disk_usage(Path()).free)
-        lines.append(f"Disk: {decimal(seeds * estimate['disk_bytes'])} for checkpoints; {free} are free here")
-    return [*lines, "Nothing was run or written; without --dry-run it begins."]
+        lines.append(f"Disk: {decimal(seeds * estimate['disk_bytes'])} for checkpoints; {free} free here")
+    return [*lines, "Nothing was run or written; leave out --dry-run to start."]
 
 
 def describe_load(load: float | None, threads: int) -> list[str]:
     """A line on other work on the machine, by the load per core, if there is any; before runs, too.
 
     >>> describe_load(3.0, threads=1), describe_load(0.5, threads=2)
-    (['Load: 3.0 processes per core, without which times are shorter'], [])
+    (['Load: 3.0 processes per core; an idle machine is faster'], [])
     """
     if load is None or load <= 1.0:
         return []
     cure = f"; OMP_NUM_THREADS=1 keeps torch's {threads} threads from waiting for each other" if threads > 1 else ""
-    return [f"Load: {load:.1f} processes per core, without which times are shorter{cure}"]
+    return [f"Load: {load:.1f} processes per core; an idle machine is faster{cure}"]
 
 
 def format_count(count: int) -> str:

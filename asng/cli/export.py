@@ -22,8 +22,8 @@ Format = Literal["json", "safetensors", "python", "torch", "onnx"]
 class ExportCommand(OutputFlags):
     """Write the network of a run as files that run without asng: evaluation mode, float32, batches of any size.
 
-    architecture.json (json); weights.safetensors (safetensors); network.py (python), which builds the network of plain
-    torch layers and loads these weights; network.pt2 (torch), for torch.export.load; network.onnx (onnx). Each is
+    Files: architecture.json (json); weights.safetensors (safetensors); network.py (python), which builds the network
+    from torch layers and loads these weights; network.pt2 (torch), for torch.export.load; network.onnx (onnx). Each is
     loaded again and compared with the network before any is written. RUN is a search or a retraining of cifar10 or
     inpainting, or a search of digits; it need not be finished. Needs pip install 'asng[export]'.
 
@@ -36,11 +36,11 @@ class ExportCommand(OutputFlags):
     run: Path = field(metadata={"metavar": "RUN"})
     """Folder of the run."""
     format: tuple[Format, ...] = ("json", "safetensors", "python", "torch", "onnx")
-    """Which files; python needs safetensors, too."""
+    """Formats to write; python also writes safetensors."""
     out: Path | None = None
-    """Folder of the files, RUN/export by default; files that are there are not overwritten."""
+    """Folder of the files, by default RUN/export; existing files are not overwritten."""
     data: Path | None = None
-    """Folder of the images; for the batch statistics of a search of cifar10 alone."""
+    """Folder of the images; needed only for the batch-norm statistics of a search of cifar10."""
 
 
 def run_export(arguments: Sequence[str]) -> None:

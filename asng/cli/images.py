@@ -50,9 +50,9 @@ class RetrainFlags(JobFlags):
     """Flags of all trainings from scratch."""
 
     run: Path | None = field(default=None, metadata={"metavar": "RUN"})
-    """Folder of a search; the training is made in a folder within it."""
+    """Folder of a search; the training is written to a folder in it."""
     architecture: str | None = None
-    """Instead of what RUN found: a file as architecture.json, or random, drawn from the seed; of faces also base."""
+    """Instead of the result of RUN: a file such as architecture.json, or random (by the seed); for faces also base."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +194,9 @@ def _choose_values(task: type[Task], flags: Any, searched: dict[str, Any]) -> di
     """The architecture of a search, of a file, or of a baseline."""
     if flags.architecture in task.baselines:
         if flags.run is not None and searched.get("kind") != "search":
-            raise ValueError(f"{flags.run} is no search, beside which {flags.architecture} could be trained")
+            raise ValueError(
+                f"{flags.run} is not a search; --architecture {flags.architecture} needs the folder of a search"
+            )
         return task.baseline_values(flags.architecture, flags.settings.seed, searched, flags.run)
     if (flags.run is None) == (flags.architecture is None):
         words = " or ".join(task.baselines)

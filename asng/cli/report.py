@@ -17,8 +17,8 @@ PAGE = "report.html"
 class ReportCommand(OutputFlags):
     """Write one self-contained HTML page about one or more runs: curves, architectures, probabilities, settings.
 
-    Runs need not be finished. Runs that differ only in their seeds are also summarized by mean and standard deviation.
-    The page warns of searches that were too short, of cells without influence, of limits that were not met, and of NaN.
+    Runs need not be finished. Runs that differ only in their seeds also get mean and standard deviation. The page warns
+    about short searches, cells without influence, violated limits, and NaN.
 
     Examples:
       asng report runs/digits                      writes runs/digits/report.html
@@ -29,9 +29,9 @@ class ReportCommand(OutputFlags):
     runs: tuple[Path, ...] = field(metadata={"metavar": "RUN..."})
     """Folders of runs."""
     out: Path | None = None
-    """The page; by default report.html in the folder of the run, or here if there are several."""
+    """Path of the page; by default report.html in the folder of the run, or in this folder for several runs."""
     watch: bool = False
-    """Write the page every 10 seconds, until Ctrl-C; a browser that shows it reloads it."""
+    """Rewrite the page every 10 seconds, until Ctrl-C; the browser reloads it."""
 
 
 def run_report(arguments: Sequence[str]) -> None:

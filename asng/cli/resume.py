@@ -27,11 +27,11 @@ from asng.runs import (
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeCommand(OutputFlags):
-    """Continue an interrupted run. Its settings, and where its data lie, are read from its folder.
+    """Continue an interrupted run. Its folder stores the settings and the folder of the data.
 
-    What was finished is kept; on the CPU the result is the same, bit for bit, as without the interruption. Finished
-    runs, and those that another process is running, are refused. In a folder of --seeds, all unfinished runs are
-    continued; seeds that have not been started need the original command.
+    Finished parts are kept; on the CPU the result is bit-equal to that of an uninterrupted run. Finished runs, and runs
+    of another running process, are refused. In a folder of --seeds, all unfinished runs are continued; start the
+    remaining seeds by the original command.
 
     Examples:
       asng resume runs/digits
@@ -40,11 +40,11 @@ class ResumeCommand(OutputFlags):
     """
 
     run: Path = field(metadata={"metavar": "RUN"})
-    """Folder of a search, a retraining, a tuning or a sweep, or of those of several seeds."""
+    """Folder of a search, a retraining, a tuning or a sweep, or the common folder of several seeds."""
     data: Path | None = None
-    """Where the data lie now; by default where they lay when the run was started."""
+    """Current folder of the data; by default the folder when the run was started."""
     device: str | None = None
-    """cpu, cuda, cuda:1 or auto; by default as when the run was started."""
+    """cpu, cuda, cuda:1 or auto; by default as at the start of the run."""
 
 
 def run_resume(arguments: Sequence[str]) -> None:
@@ -87,7 +87,7 @@ def resume_one(command: ResumeCommand) -> None:
     resumable = [known for known in commands() if known not in OF_RUNS and not known.endswith(" evaluate")]
     if name not in resumable:
         near = did_you_mean(name, resumable)
-        raise ValueError(f"{command.run / CONFIG} says {name!r}, which is no command that makes runs{near}")
+        raise ValueError(f"{command.run / CONFIG} says {name!r}, which is not a command that makes runs{near}")
     words = words_of(command, name, config)
     print_lines(f"Continuing {name} in {command.run}")
     function_of(name)(words)

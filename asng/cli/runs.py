@@ -28,11 +28,11 @@ FIGURES = {"test_accuracy": max, "test_psnr": max, "valid_accuracy": max, "valid
 
 @dataclass(frozen=True, kw_only=True)
 class RunsCommand(OutputFlags):
-    """List the runs in a folder and in those within it: state, progress, best figure, age and size of each.
+    """List all runs in a folder and its subfolders: state, progress, main result, age and size.
 
-    A run is running while a process has its lock, finished when its summary is written, and interrupted otherwise:
-    asng resume RUN continues it. Damaged ones have files that cannot be read, those of another format
-    are of another version of asng. --quiet prints the folders alone.
+    States: running (a process has its lock), finished (it has a summary), interrupted (asng resume RUN continues it),
+    damaged (a file cannot be read), other format (another version of asng wrote it). --quiet prints only the
+    folders.
 
     Examples:
       asng runs
@@ -41,7 +41,7 @@ class RunsCommand(OutputFlags):
     """
 
     folder: Path = field(default=RUNS, metadata={"metavar": "FOLDER"})
-    """Where to look."""
+    """Folder to search."""
 
 
 def run_runs(arguments: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ class OutputFlags:
     quiet: bool = False
     """Print only the last line, and errors and warnings."""
     json: bool = False
-    """Print the outcome as one JSON object on stdout, all else on stderr; with --quiet the object alone."""
+    """Print the outcome as one JSON object on stdout, everything else on stderr; with --quiet only the object."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class RunFlags(OutputFlags):
     dry_run: bool = False
     """Print search space, parameters, steps and estimated time, memory and disk; run and write nothing."""
     out: Path | None = None
-    """Folder of the run; a run of the same settings in it is continued, any other is refused. By default in runs/."""
+    """Folder of the run; a run with the same settings is continued, any other is refused. By default in runs/."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class SeedFlags(RunFlags):
     tensorboard: bool = False
     """Also write the curves for TensorBoard, into the folder of the run; needs pip install 'asng[tensorboard]'."""
     seeds: tuple[int, ...] = ()
-    """A number of runs, whose seeds count up from --seed, or two or more seeds; prints mean and standard deviation."""
+    """A number of runs with consecutive seeds from --seed, or two or more seeds; prints mean and standard deviation."""
 
 
 class Output(dict[str, Any]):
@@ -117,7 +117,7 @@ def run_seeds(
         run_one(replace(flags.settings, seed=seeds[0]), output)
         return
     if flags.out is not None and (Path(flags.out) / CONFIG).exists():
-        raise ValueError(f"{flags.out} holds a run of its own; give the folders of several seeds another one (--out)")
+        raise ValueError(f"{flags.out} holds a single run; choose another folder (--out) for several seeds")
     outputs = []
     for seed in seeds:
         outputs.append(Output(seed=seed))
@@ -165,7 +165,7 @@ def command_progress_bar(title: str, folder: Path | None = None, console: Consol
         where = ""
         if folder is not None:
             kept = any(path.suffix in (".jsonl", ".pt") and path.name != ENVIRONMENT for path in folder.glob("*"))
-            where = f" What is finished is in {folder}; the same command continues." if kept else " Nothing was saved."
+            where = f" Finished parts are in {folder}; the same command continues." if kept else " Nothing was saved."
         print(escape_controls(f"Interrupted.{where}"), file=sys.stderr)
         raise
 

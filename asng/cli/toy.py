@@ -14,7 +14,7 @@ from asng.experiments import toy
 
 @dataclass(frozen=True, kw_only=True)
 class SweepCommand(RunFlags):
-    """The paper's toy problem: how the initial step size decides over success, for ASNG, SNG and Adam.
+    """The paper's toy problem: success by initial step size, for ASNG, SNG and Adam.
 
     Writes results.jsonl, summary.json, toy.png and toy.svg into a folder. Ctrl-C keeps what is
     finished; the same command continues.

@@ -29,15 +29,15 @@ class JobSettings(ABC):
     unit: ClassVar[str]
 
     batch_size: int = 64
-    """Images in a mini-batch."""
+    """Batch size, in images."""
     lr: float = 0.025
-    """Learning rate of the weights at the start of its cosine."""
+    """Initial learning rate of the weights (cosine schedule)."""
     amp_dtype: AmpDtype = "off"
-    """Type of numbers in mixed precision; off computes in float32."""
+    """dtype of mixed precision; off computes in float32."""
     seed: int = 0
-    """All random numbers follow from it."""
+    """Seed of all random numbers."""
     test: bool = True
-    """Leave out the tests after each epoch, whose time is not counted; a training is still tested after the last."""
+    """Skip the test after each epoch (its time is not counted); a training is still tested at the end."""
 
     @property
     @abstractmethod
@@ -81,7 +81,7 @@ class IterationSettings(JobSettings):
     checkpoint_every: int = 1000
     """Iterations between two checkpoints and lines of metrics."""
     num_train_images: int | None = None
-    """The most training images to use, from all over their order; all by default."""
+    """Maximum number of training images, evenly spaced over all; by default all."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -104,13 +104,13 @@ class SearchSettings(JobSettings):
     population_size: int = 2
     """Architectures per half of an iteration (lambda)."""
     method: Method = "asng"
-    """How the distribution moves: asng; sng, with a constant step; uniform, not at all (random search)."""
+    """Update of the distribution: asng; sng, with a constant step size; uniform, none (random search)."""
     delta: float | None = None
     """Step size: asng starts with it (by default 1), sng keeps it (by default 1/n_theta)."""
     num_random: int = 1000
-    """With the method uniform: architectures drawn at the end, of which the best one is taken."""
+    """With the method uniform: number of architectures drawn at the end, to take the best of them."""
     max_params: int | None = None
-    """Most parameters that an architecture may have, at the size of the search; no limit by default."""
+    """Maximum number of parameters of an architecture at the size of the search; by default no limit."""
 
     def build_optimizer(self, space: Mapping[str, Variable], seed: np.random.SeedSequence) -> Optimizer:
         """The optimizer of the architecture, by `method`."""

@@ -41,19 +41,19 @@ class TuneSettings:
     """Settings of the tuning; some minutes on one core."""
 
     trials: int = 20
-    """Short searches, each with its own hyperparameters."""
+    """Number of short searches, each with its own hyperparameters."""
     epochs: int = 30
-    """Passes of each search over half of the training images; the other half judges."""
+    """Passes of each search over half of the training images; the other half scores."""
     startup_trials: int = 5
-    """Trials before any is ended early."""
+    """Number of trials before the first may be pruned."""
     min_epochs: int = 5
-    """Epochs before a trial is ended early."""
+    """Number of epochs before a trial may be pruned."""
     training_epochs: int = 30
-    """Passes over all training images when what was found is trained from scratch."""
+    """Passes over all training images when the found architecture is trained from scratch."""
     batch_size: int = 64
-    """Images in a mini-batch."""
+    """Batch size, in images."""
     seed: int = 0
-    """All random numbers follow from it."""
+    """Seed of all random numbers."""
 
     def __post_init__(self) -> None:
         check_settings(self, trials=2)

@@ -38,23 +38,23 @@ class ToySettings:
     """The sweep; the defaults are the paper's, and the grid of step sizes shows where each method breaks."""
 
     variables: int = 30
-    """Categorical variables (D)."""
+    """Number of categorical variables (D)."""
     choices: int = 5
-    """Choices of each variable (K)."""
+    """Number of choices of each variable (K)."""
     runs: int = 100
-    """Independent runs of each setting."""
+    """Number of independent runs of each setting."""
     iterations: int = 100_000
-    """Iterations after which a run has failed; also the length of the cosine schedule."""
+    """Maximum number of iterations of a run; also the length of the cosine schedule."""
     lrs: tuple[float, ...] = (0.05, 0.0005)
     """Learning rates of the weights (eps_x)."""
     powers: tuple[float, ...] = tuple(k / 4 for k in range(11))
-    """The initial step size of the distribution is n_theta^-k for each of these k."""
+    """Exponents k: the initial step sizes of the distribution are n_theta^-k."""
     alphas: tuple[float, ...] = (1.1, 1.25, 1.5, 2.0, 3.0)
-    """Values of ASNG's alpha; 1.5, the default, is always among them."""
+    """Values of alpha of ASNG; 1.5, its default, is always included."""
     seed: int = 1
-    """All random numbers follow from this."""
+    """Seed of all random numbers."""
     workers: int = 2
-    """Processes side by side; the results do not depend on it."""
+    """Number of parallel processes; the results do not depend on it."""
 
     def __post_init__(self) -> None:
         check_settings(self, variables=2, choices=2)
@@ -209,7 +209,7 @@ def _fault(record: dict[str, Any], sweep: ToySettings, settings: list[Setting]) 
     if fault := mismatch(record, Record):
         return fault
     if tuple(record["setting"]) not in settings:
-        return f"{record['setting']} is no setting of this sweep"
+        return f"{record['setting']} is not a setting of this sweep"
     if len(record["iterations"]) != sweep.runs:
         return f"{len(record['iterations'])} runs of {record['setting']}, not {sweep.runs}"
     if not all(number is None or 1 <= number <= sweep.iterations for number in record["iterations"]):

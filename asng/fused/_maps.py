@@ -15,16 +15,16 @@ BLOCK = 2048  # elements of a program
 
 
 def fan_out(x: Tensor, number: int) -> Sequence[Tensor]:
-    """A tensor for several users, whose gradients are added up by one kernel.
+    """Return a tensor several times; one kernel adds up the gradients of all uses.
 
-    All of them have the same memory: none may write into it, as `torch.nn.ReLU(inplace=True)` does.
+    All share their memory, so in-place operations, such as `torch.nn.ReLU(inplace=True)`, are not allowed.
 
     Args:
         x: (n, c, h, w); kernels take it channels last on CUDA.
-        number: How many users there are.
+        number: The number of uses.
 
     Returns:
-        The tensor for each of them.
+        The tensor for each use.
 
     >>> x = torch.ones(2, 4, 8, 8, requires_grad=True)
     >>> sum(fan_out(x, 3)).sum().backward()

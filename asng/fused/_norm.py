@@ -23,11 +23,11 @@ class BatchNorm2d(nn.BatchNorm2d):
     Args:
         num_features: Channels of the input (n, channels, height, width).
         eps: Added to the variance.
-        momentum: Share of the newest batch in the running statistics; None for a cumulative mean.
+        momentum: Weight of the newest batch in the running statistics; None for a cumulative mean.
         affine: Whether a scale and a shift of each channel are learned.
         track_running_stats: Whether running statistics are kept, for evaluation mode.
         device, dtype: Of the parameters and buffers.
-        bias: Whether a shift is learned beside the scale; only where torch has this argument. Without a shift, torch's
+        bias: Whether a shift is learned as well as the scale (only if torch has this argument). Without it, torch's
             function runs.
 
     >>> norm = BatchNorm2d(4)
@@ -42,13 +42,13 @@ class BatchNorm2d(nn.BatchNorm2d):
 def batch_norm(x: Tensor, norm: nn.Module, *, add: Tensor | None = None, relu: bool = False) -> Tensor:
     """A batch norm, an addition and a ReLU: `relu(norm(x) + add)`, by the kernels of `BatchNorm2d` if it is one.
 
-    A function, so that a module that uses it also runs with torch's batch norm, which `extract` and `unfuse` put in.
+    As a function it also accepts torch's batch norm, which `extract` and `unfuse` put into a model.
 
     Args:
         x: (n, c, h, w); kernels take it channels last on CUDA.
-        norm: Any batch norm. One of another class than `BatchNorm2d`, or with hooks, is called.
-        add: Of the shape of `x`; None for no addition.
-        relu: Whether to return the positive part.
+        norm: Any batch norm. If it is not a `BatchNorm2d`, or has hooks, it is called as a module.
+        add: A tensor of the shape of `x`; None for no addition.
+        relu: Whether to apply ReLU.
 
     Returns:
         The result, of the shape of `x`.

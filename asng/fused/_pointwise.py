@@ -16,14 +16,14 @@ MAX_MAPS = 5  # that the kernels read side by side
 
 
 class PointwiseConv2d(nn.Sequential):
-    """A 1x1 convolution and a batch norm, with a ReLU before them or without: a `torch.nn.Sequential` of these layers.
+    """A 1x1 convolution and a batch norm, optionally after a ReLU: a `torch.nn.Sequential` of these layers.
 
-    In training mode two kernels run forward and three backward, or four with more than 64 channels of the output (with
-    many pixels one more each way), with or without the ReLU. The layers hold the parameters and the state, as ever.
+    In training mode two kernels run forward and three backward, or four with more than 64 output channels (one more
+    each way for many pixels), with or without ReLU. The layers hold the parameters and the state.
 
     Args:
-        layers: `nn.ReLU`, or none, `nn.Conv2d` of size 1 and `nn.BatchNorm2d`. Kernels are used without groups, strides
-            and bias, up to 256 channels of the output, and with a ReLU that leaves its input alone; other layers, and
+        layers: Optionally `nn.ReLU`, then `nn.Conv2d` of size 1 and `nn.BatchNorm2d`. Kernels are used without groups,
+            strides and bias, for up to 256 output channels, and with a ReLU that is not in place. Other layers, and
             layers with hooks, run one after another, as in a `torch.nn.Sequential`.
 
     >>> layer = PointwiseConv2d(nn.Conv2d(8, 4, 1, bias=False), nn.BatchNorm2d(4))

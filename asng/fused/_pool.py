@@ -15,18 +15,18 @@ MIN_PROGRAMS = 1024  # before a program has several rows
 
 
 class AvgPool2d(nn.AvgPool2d):
-    """Means over windows: `torch.nn.AvgPool2d`, with its arguments.
+    """`torch.nn.AvgPool2d`, with its arguments.
 
-    Windows of 3x3 with a padding of 1, a stride of 1 or 2 and the defaults of all others run as one kernel, forward
-    and backward.
+    Windows of 3x3 with a padding of 1, a stride of 1 or 2, and defaults for all other arguments run as one kernel,
+    forward and backward.
 
     Args:
         kernel_size: Height and width of a window, or one number for both.
-        stride: Steps from window to window, likewise; by default the kernel size.
-        padding: Pixels around the input, likewise.
-        ceil_mode: Whether windows may begin inside and end outside of the input.
-        count_include_pad: Whether the padding counts in the means.
-        divisor_override: What sums are divided by, instead of the size of a window.
+        stride: Stride of the windows, one or two numbers; by default the kernel size.
+        padding: Padding of the input, one or two numbers.
+        ceil_mode: Whether windows may begin inside the input and end outside.
+        count_include_pad: Whether means include the padding.
+        divisor_override: Divisor of the sums, instead of the size of a window.
 
     >>> pool = AvgPool2d(3, stride=2, padding=1)
     >>> pool(torch.ones(1, 4, 8, 8).contiguous(memory_format=torch.channels_last)).shape
@@ -45,18 +45,18 @@ class AvgPool2d(nn.AvgPool2d):
 
 
 class MaxPool2d(nn.MaxPool2d):
-    """Maxima over windows: `torch.nn.MaxPool2d`, with its arguments.
+    """`torch.nn.MaxPool2d`, with its arguments.
 
-    Windows of 3x3 with a padding of 1, a stride of 1 or 2 and the defaults of all others run as one kernel, forward
-    and backward. As in torch, the first of equal maxima has the gradient, and NaN is larger than all numbers.
+    Windows of 3x3 with a padding of 1, a stride of 1 or 2, and defaults for all other arguments run as one kernel,
+    forward and backward. As in torch, the first of equal maxima has the gradient, and NaN is larger than all numbers.
 
     Args:
         kernel_size: Height and width of a window, or one number for both.
-        stride: Steps from window to window, likewise; by default the kernel size.
-        padding: Pixels around the input, likewise.
-        dilation: Steps from pixel to pixel of a window, likewise.
-        return_indices: Whether the positions of the maxima are returned, too.
-        ceil_mode: Whether windows may begin inside and end outside of the input.
+        stride: Stride of the windows, one or two numbers; by default the kernel size.
+        padding: Padding of the input, one or two numbers.
+        dilation: Stride within a window, one or two numbers.
+        return_indices: Whether to return the positions of the maxima, too.
+        ceil_mode: Whether windows may begin inside the input and end outside.
 
     >>> pool = MaxPool2d(3, stride=1, padding=1)
     >>> pool(torch.ones(1, 4, 8, 8).contiguous(memory_format=torch.channels_last)).shape

@@ -11,16 +11,16 @@ from asng.fused._pointwise import MAX_OUTPUTS, is_pointwise
 
 
 class SeparableConv2d(nn.Sequential):
-    """Twice ReLU, depthwise convolution, 1x1 convolution and batch norm: a `torch.nn.Sequential` of these layers.
+    """Two blocks of ReLU, depthwise convolution, 1x1 convolution and batch norm: a `torch.nn.Sequential`.
 
-    In training mode six kernels run forward and six backward, or eight with more than 64 channels (with many pixels
-    up to two more each way). The layers hold the parameters and the state, as ever.
+    In training mode six kernels run forward and six backward, or eight with more than 64 channels (up to two more each
+    way for many pixels). The layers hold the parameters and the state.
 
     Args:
-        layers: `nn.ReLU`, `nn.Conv2d` with groups, `nn.Conv2d` of size 1 and `nn.BatchNorm2d`, and again. Kernels are
-            used for kernel sizes of 3 and 5, strides of 1 and 2, with as much padding as keeps the size, no bias, and
-            up to 256 channels, and a first ReLU that leaves its input alone; other layers, and layers with hooks, run
-            one after another, as in a `torch.nn.Sequential`.
+        layers: Two times `nn.ReLU`, `nn.Conv2d` with groups, `nn.Conv2d` of size 1 and `nn.BatchNorm2d`. Kernels are
+            used for kernel sizes of 3 and 5, strides of 1 and 2, the padding that keeps the size, no bias, up to 256
+            channels, and a first ReLU that is not in place. Other layers, and layers with hooks, run one after another,
+            as in a `torch.nn.Sequential`.
 
     >>> half = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]
     >>> again = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]

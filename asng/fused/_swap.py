@@ -21,20 +21,20 @@ PLAIN = {ours: torchs for torchs, ours in FUSED.items()} | dict.fromkeys(SEQUENC
 
 
 def fuse(model: Model) -> Model:
-    """Make torch's layers in a model fused ones, in place: pools, batch norms, separable and 1x1 convolutions.
+    """Replace torch's layers in a model by fused ones, in place: pools, batch norms, separable and 1x1 convolutions.
 
-    Parameters, buffers, hooks and the state dict stay as they are; only classes change. Convolutions are those in a
-    `torch.nn.Sequential` with nothing else, as `SeparableConv2d` and `PointwiseConv2d` describe. Subclasses of torch's
-    layers are left alone.
+    Parameters, buffers, hooks and the state dict do not change; only classes do. Convolutions are fused only in a
+    `torch.nn.Sequential` without further layers, as described in `SeparableConv2d` and `PointwiseConv2d`. Subclasses of
+    torch's layers are not fused.
 
     Args:
-        model: any module; itself, too, becomes a fused layer if it is one of torch's.
+        model: Any module; if it is itself such a layer, it is fused, too.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: It is no module.
+        ValueError: `model` is not a module.
 
     >>> model = fuse(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.MaxPool2d(2)))
     >>> type(model[1]) is BatchNorm2d, type(model[2]) is MaxPool2d
@@ -50,18 +50,18 @@ def fuse(model: Model) -> Model:
 
 
 def unfuse(model: Model) -> Model:
-    """Make fused layers in a model torch's again, in place.
+    """Replace fused layers in a model by torch's layers, in place.
 
-    Subclasses of fused layers, as parametrizations make them, are left alone.
+    Subclasses of fused layers, such as those with parametrizations, are not replaced.
 
     Args:
-        model: any module.
+        model: Any module.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: It is no module.
+        ValueError: `model` is not a module.
 
     >>> type(unfuse(BatchNorm2d(4))) is nn.BatchNorm2d
     True

@@ -48,27 +48,28 @@ class _Parameter(NamedTuple):
 
 
 class ASNGSampler(BaseSampler):
-    """Sampler by the adaptive stochastic natural gradient, for all kinds of parameters.
+    """Optuna sampler with the adaptive stochastic natural gradient, for all kinds of parameters.
 
-    The distribution is computed from the finished trials of the study, in the order of their numbers, so that studies
-    continue exactly and several processes share what they learn through the storage. All parameters that were ever
-    suggested are sampled together. Choices that a trial does not suggest, because they are conditional, are left out of
-    what is learned from it; numbers count at their mean, which stays, while their spread narrows with that of the
-    others. Failed trials are ignored. Pruned trials rank behind completed ones, by their last step and value there;
-    trials that violate constraints (`trial.set_constraint`) rank behind both, by the sum of violations.
+    The distribution is computed from the finished trials of the study, in the order of their numbers. Studies therefore
+    continue exactly, and several processes learn from each other through the storage. All parameters that were ever
+    suggested are sampled together. The update ignores categorical parameters that a trial does not suggest, because
+    they are conditional. Numbers that it does not suggest count as drawn at their mean: the mean stays, but the
+    standard deviation shrinks with those of the others. Failed trials are ignored. Pruned trials rank behind completed
+    ones, by their last step and value; trials that violate constraints (`trial.set_constraint`) rank behind both, by
+    the sum of violations.
 
     Args:
-        n_trials: Trials that the study will have, those of all processes together. If they are few, the population is
-            smaller, as in `minimize`. Optuna does not tell a sampler; by default they count as many.
-        population_size: Trials compared at a time; by default 4 + floor(3 ln n) for n parameters, or, where `n_trials`
-            are few, 0.6 times their square root, in pairs, but 4 at least. If given, `n_trials` has no effect.
-        noisy: Whether the objective may have another value for the same parameters: numbers take shorter steps, and
-            values that were tried before may be tried again.
-        independent_sampler: Samples parameters that no finished trial has; by default they are drawn uniformly.
-        seed: Of all draws; None for a random one. Processes on one storage may have the same.
+        n_trials: Number of trials of the study, of all processes together, which Optuna does not tell a sampler. If it
+            is small, the population is smaller, as in `minimize`.
+        population_size: Trials per update; overrides `n_trials`. By default 4 + floor(3 ln n) for n parameters, or, if
+            that is smaller, 0.6 times the square root of `n_trials`, rounded to an even number, at least 4.
+        noisy: Whether the objective may return different values for the same parameters: numbers then take shorter
+            steps, and the same values may be tried again.
+        independent_sampler: Samples parameters that no finished trial has; by default uniformly.
+        seed: Seed of all draws; None for a random one. Processes on one storage may share it.
 
     Raises:
-        ValueError: An argument does not fit; when sampling, the study has several objectives.
+        ValueError: An argument does not fit; or, when sampling, the study has several objectives.
 
     >>> import optuna
     >>> optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -11,17 +11,17 @@ from asng._untrusted import escape_controls
 
 
 class TensorBoard:
-    """Writes the records of a search as TensorBoard shows them; to be passed to `nas.search` as `callback`.
+    """Writes the records of a search for TensorBoard; pass it to `nas.search` as `callback`.
 
-    After every epoch: all numbers of its record (losses, metrics, delta, seconds), the probabilities of every decision,
-    the mean entropy of the choices in bits, and the most likely architecture as text, whenever it has changed. Single
-    steps are not written. A search that is resumed goes on in the same folder, behind what was written.
+    After every epoch it writes all numbers of the record (losses, metrics, delta, seconds), the probabilities of every
+    decision, the mean entropy of the choices in bits, and the most likely architecture as text, if it has changed. It
+    ignores single steps. A resumed search continues in the same folder.
 
     Args:
-        folder: Where the event files go, such as `runs/mine/tensorboard`; it is made.
+        folder: Folder of the event files, such as `runs/mine/tensorboard`; it is created.
 
     Raises:
-        ValueError: The folder is no path, or not one of UTF-8, which TensorBoard needs.
+        ValueError: The folder is not a path, or its name is not valid UTF-8, which TensorBoard needs.
         ImportError: tensorboard is not installed.
 
     >>> import tempfile

@@ -21,16 +21,20 @@ from asng.nas.supernet import Supernet
 
 @dataclass(frozen=True)
 class Step:
-    """The record of one iteration; that of a half, by `train_step` or `judge_step`, is empty for the other one.
+    """The record of one iteration. `train_step` and `judge_step` fill only the fields of their half.
 
     Attributes:
-        train_losses: Of the candidates for the weights; inf: out of memory. Empty where none was feasible.
-        valid_losses: Of the candidates that moved the distribution; None: infeasible, not run. Empty with a judge.
+        train_losses: The losses of the candidates that trained the weights; inf if out of memory. Empty if none was
+            feasible.
+        valid_losses: The losses of the scored candidates; None for infeasible ones, which did not run. Empty with a
+            judge.
         train_metrics: One mapping per candidate; empty without metrics, and for those out of memory.
-        valid_metrics: The same, by the judge if there is one; also empty for infeasible candidates.
-        candidates: The values of the candidates that moved the distribution.
-        violations: How far each is beyond the first limit that it violates, relative to it; 0: feasible.
-        scores: The numbers that ranked the candidates: the judge's, or else the losses; None: infeasible, not run.
+        valid_metrics: The same for the scored candidates, from the judge if there is one; also empty for infeasible
+            ones.
+        candidates: The values of the scored candidates.
+        violations: For each scored candidate the relative violation of the first violated limit; 0 if feasible.
+        scores: The numbers that ranked the candidates, from the judge or by default the losses; None for infeasible
+            ones.
 
     >>> numbers = {"train_losses": (0.5, 0.7), "valid_losses": (0.4, None), "violations": (0.0, 0.1)}
     >>> step = Step(**numbers, scores=(0.4, None), candidates=({"act": 0}, {"act": 1}))
@@ -48,14 +52,14 @@ class Step:
 
     @property
     def train_loss(self) -> float:
-        """The mean of the finite losses that moved the weights; NaN if there are none."""
+        """The mean of the finite losses of the candidates that trained the weights; NaN if there are none."""
         return finite_mean(self.train_losses)
 
     @property
     def valid_loss(self) -> float:
-        """The mean of the finite losses that moved the distribution; NaN if there are none, as with a judge.
+        """The mean of the finite losses of the scored candidates; NaN if there are none, as with a judge.
 
-        `score` is the mean of the numbers that ranked the candidates, with a judge and without.
+        `score` is the mean of the numbers that ranked the candidates, with or without a judge.
         """
         return finite_mean(self.valid_losses)
 
@@ -249,7 +253,7 @@ class Failures:
             self._in_a_row[half] = self._in_a_row.get(half, 0) + 1 if every_candidate else 0
         if self.steps >= MAX_FAILED_STEPS:
             self._in_a_row.clear()
-            cure = "; use smaller batches, or let the model's decisions go smaller" if self._is_memory else ""
+            cure = "; use smaller batches, or add smaller choices to the model" if self._is_memory else ""
             raise RuntimeError(f"every candidate of {MAX_FAILED_STEPS} steps in a row {self._what}{cure}")
 
     @property
@@ -300,7 +304,7 @@ def warn_of_unread(names: Sequence[str], when: str) -> None:
     if names and not _has_compiled():  # reads in compiled code, such as a loss, are not seen
         decisions, them = ("decision", "it") if len(names) == 1 else ("decisions", "them")
         warnings.warn(
-            f"nothing has read the {decisions} {', '.join(map(repr, names[:5]))} in {when}, so that no architecture "
+            f"nothing has read the {decisions} {', '.join(map(repr, names[:5]))} in {when}, so no architecture "
             f"depends on {them}; does forward() use {them}?",
             stacklevel=3,
         )

@@ -164,7 +164,7 @@ class Checkpoint:
             another = _files.differences(identity, self.identity)
         if another:
             raise ValueError(
-                f"{self.path} is of another run ({another}); to continue it, give what it had; {START_OVER}"
+                f"{self.path} is of another run ({another}); to continue it, restore these settings; {START_OVER}"
             )
         return state
 

@@ -96,7 +96,7 @@ def unregistered_error(where: str, value: Any, lost: nn.Module) -> ValueError:
     what = type(lost).__name__ + (f" {lost.name!r}" if isinstance(lost, Decision) else "")
     return ValueError(
         f"{where}, a plain {type(value).__name__}, holds {what}, where torch does not see it; "
-        "use nn.ModuleList, nn.ModuleDict or an attribute, or keep it outside of the model"
+        "use nn.ModuleList, nn.ModuleDict or an attribute, or keep it outside the model"
     )
 
 
@@ -247,7 +247,7 @@ def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimiz
         )
     if not isinstance(arch_optimizer, Optimizer):
         raise ValueError(
-            "arch_optimizer moves the architecture, such as ASNG(space_of(model)), got "
+            "arch_optimizer must be an optimizer of asng, such as ASNG(space_of(model)), got "
             f"{type(arch_optimizer).__name__}; pass the torch optimizer of the weights as weight_optimizer"
         )
     check_decisions(supernet.space)
@@ -256,7 +256,7 @@ def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimiz
     for module, path in supernet.paths.items():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise ValueError(
-                f"{path or 'the model'} has sparse gradients, whose norm torch cannot take; make it with sparse=False"
+                f"{path or 'the model'} has sparse gradients, whose norm torch cannot compute; use sparse=False"
             )
 
 
@@ -300,7 +300,7 @@ def _check_parameters(model: nn.Module, weight_optimizers: list[torch.optim.Opti
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ValueError(
             f"weight_optimizer does not hold the model's parameters {', '.join(missing[:3])}{more}; make it with "
-            "model.parameters(), or call requires_grad_(False) on those that stay as they are"
+            "model.parameters(), or call requires_grad_(False) on those that are not trained"
         )
     for name, parameter in model.named_parameters():
         if counts[id(parameter)] > 1:
@@ -311,8 +311,8 @@ def _check_parameters(model: nn.Module, weight_optimizers: list[torch.optim.Opti
             inspect.signature(type(one).step).bind(one)
         except TypeError:
             raise ValueError(
-                f"{type(one).__name__} asks for a closure to evaluate the loss again, but every step here has "
-                "candidates of its own; use a torch optimizer that steps without one, such as SGD or Adam"
+                f"{type(one).__name__} needs a closure that evaluates the loss again, but every step has other "
+                "candidates; use a torch optimizer without a closure, such as SGD or Adam"
             ) from None
 
 

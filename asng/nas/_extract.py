@@ -75,7 +75,7 @@ class StaticBuild:
                 try:
                     attributes[name] = _copy_attribute(name, value, memo)
                 except Exception as error:  # such as a lock or a file, which nothing copies
-                    error.add_note(f"in copying the attribute {name!r} of {label_of(module, self._original)}")
+                    error.add_note(f"while copying the attribute {name!r} of {label_of(module, self._original)}")
                     raise
         network: nn.Module = copy.deepcopy(self.network, memo)
         for path, module in network.named_modules():
@@ -94,7 +94,7 @@ class StaticBuild:
                         what = "weak reference to" if isinstance(holder, ref) else "function that captures"
                         raise ValueError(
                             f"{name.lstrip('_')} of {label_of(module, {module: path})} has a {what} "
-                            f"{label_of(captured, self._original)}, and would go on using it instead of its copy; use "
+                            f"{label_of(captured, self._original)}, and would still use it instead of its copy; use "
                             "a method, or give it the module as an argument"
                         )
 
@@ -116,7 +116,7 @@ class StaticBuild:
         if module not in self._replacements:
             if module in self._in_progress:
                 label = label_of(module, self._original)
-                raise ValueError(f"{label} is inside of what its own build_static() returned")
+                raise ValueError(f"{label} is inside the module that its own build_static() returned")
             self._in_progress.add(module)
             result = module
             if holds_decisions(module, self._seen):
@@ -145,12 +145,12 @@ class StaticBuild:
             current_build.reset(token)
         if not isinstance(static, nn.Module):
             label = label_of(module, self._original)
-            raise TypeError(f"build_static() of {label} must return a module, which takes its place, got {static!r}")
+            raise TypeError(f"build_static() of {label} must return a module, its replacement, got {static!r}")
         self._adopt(module, static)
         if is_hooked and static is not module:
             raise ValueError(
-                f"{label_of(module, self._original)} has a forward hook, which {type(static).__name__} in its place "
-                "would not have; register it on the module around, or remove it first"
+                f"{label_of(module, self._original)} has a forward hook, which its replacement "
+                f"{type(static).__name__} would not have; register it on the surrounding module, or remove it first"
             )
         if not from_asng:
             active = self.supernet.active_modules(root=module)
@@ -168,7 +168,7 @@ class StaticBuild:
             inside = f"keeps {label_of(kept, self._original)}, which does not run"
             raise ValueError(
                 f"build_static() of {label_of(module, self._original)} returned the module itself, which "
-                f"{'is to be decided' if kept is module else inside}; return another module, with what runs alone"
+                f"{'is a decision' if kept is module else inside}; return another module with only the parts that run"
             )
 
     def _adopt(self, module: Searchable, static: nn.Module) -> None:
@@ -180,8 +180,8 @@ class StaticBuild:
             if (type(inner) in makers or len(makers) > MAX_REPLACEMENTS) and holds_decisions(inner, self._seen):
                 raise ValueError(
                     f"build_static() of {label} returned a {type(inner).__name__} with decisions in it, "
-                    "which would have to be replaced again, and so on; return a module of another class, "
-                    "which runs what is selected and reads no decision of its own"
+                    "which would be replaced without end; return a module of another class, which runs what is "
+                    "selected and has no decisions of its own"
                 )
             for name, value, lost in () if isinstance(module, Decision) else unregistered_modules(inner):
                 if lost not in set(static.modules()):

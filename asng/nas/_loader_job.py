@@ -289,7 +289,7 @@ class LoaderJob(Job):
             if steps and loader not in self._warned:
                 self._warned.add(loader)
                 warnings.warn(
-                    f"in {steps} of {epoch.steps} steps of epoch {epoch.number} {what} NaN or infinite, so that "
+                    f"in {steps} of {epoch.steps} steps of epoch {epoch.number} {what} NaN or infinite, so "
                     f"nothing was learned; look for NaN in the batches of {loader} and for divisions by 0, or lower "
                     "the learning rate",
                     stacklevel=2,
@@ -303,7 +303,7 @@ class LoaderJob(Job):
         limits = self._oneshot.costs.describe(nearest)
         if _distributed.is_rank0():
             warnings.warn(
-                "no candidate of the first epoch met all limits, which the search goes on to approach; "
+                "no candidate of the first epoch met all limits, and the search continues toward them; "
                 f"{describe_nearest(limits)}",
                 stacklevel=3,
             )

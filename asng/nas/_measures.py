@@ -133,16 +133,16 @@ class ForwardMeasure(StaticMeasure):
 class Flops(ForwardMeasure):
     """A measure: the floating-point operations of one forward of the extracted network.
 
-    Each multiplication with addition in convolutions, matrix products, attention and recurrent layers counts as two,
-    whichever kernel torch takes, and nothing else counts. An operation that multiplies matrices, but has no formula,
-    as those of quantized networks, counts as none, and a warning names it.
+    A multiply-add in convolutions, matrix products, attention and recurrent layers counts as two operations, whichever
+    kernel torch uses; nothing else counts. A matrix operation without a formula, such as that of a quantized layer,
+    counts as 0, and a warning names it.
 
     Args:
-        args: Example inputs, with which the model is called; the whole batch counts.
+        args: Example inputs of the model; the whole batch counts.
         kwargs: Example inputs by keyword, such as a batch of a Hugging Face model.
 
     Raises:
-        ValueError: There are no example inputs, a shape in the place of one, or `kwargs` that are no mapping.
+        ValueError: There are no example inputs, one is a shape, or `kwargs` is not a mapping.
 
     >>> from asng import nas
     >>> Flops(torch.zeros(1, 3))(nas.Linear(3, nas.Width("units", 2, 8)), {"units": 4})
@@ -179,25 +179,25 @@ class Flops(ForwardMeasure):
 
     @property
     def fingerprint(self) -> str:
-        """All that the numbers depend on besides the network, as text."""
+        """Everything that the numbers depend on besides the network, as text."""
         return f"{self!r}, formulas of torch {torch.__version__}"
 
 
 class Latency(ForwardMeasure):
     """A measure: the seconds of one forward of the extracted network.
 
-    Each new network runs forward `warmup` times and then at most `repeats` times, until the three fastest runs agree
-    within 10 %: their median is the latency. Other work on the device only makes runs slower, so the fastest ones say
-    most. Under a limit the runs end once they decide: when two meet it, which shows that the median does, or when all
-    of the first ones are far above it; the latency then is that of these runs. On the CPU torch uses the threads that
-    it is set to (`torch.set_num_threads`).
+    Each new network runs `warmup` times and then up to `repeats` times, until the three fastest runs agree within 10 %;
+    their median is the latency. The fastest runs are the most reliable, because other work on the device only slows
+    runs down. Under an upper limit the runs stop when the comparison is decided: when two runs are within the limit, or
+    when all first runs are far above it. The latency is then only that of these runs. On the CPU torch uses its current
+    number of threads (`torch.set_num_threads`).
 
     Args:
-        args: Example inputs, with which the model is called.
+        args: Example inputs of the model.
         kwargs: Example inputs by keyword, such as a batch of a Hugging Face model.
-        device: Where the network will run; by default where it is trained.
-        repeats: Largest number of runs, from 1 to 10,000.
-        warmup: Runs before them, at most 10,000.
+        device: The device to measure on; by default that of the model.
+        repeats: Maximum number of runs, from 1 to 10,000.
+        warmup: Number of runs before these, at most 10,000.
 
     Raises:
         ValueError: There are no example inputs, or a number is too small or too large.
@@ -240,7 +240,7 @@ class Latency(ForwardMeasure):
 
     @property
     def fingerprint(self) -> str:
-        """All that the numbers depend on besides the network, as text."""
+        """Everything that the numbers depend on besides the network, as text."""
         where = "the model's device" if self.device is None else device_name(self.device)
         host = f"{platform.node()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
         runs = f"{self.repeats} + {self.warmup} runs, torch {torch.__version__}"

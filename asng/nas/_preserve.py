@@ -259,8 +259,8 @@ def restore_modes(judge: Callable[[Any, Any], Any], modules: Collection[nn.Modul
             if not warned and any(mode and isinstance(m, nn.modules.batchnorm._BatchNorm) for m, mode in changed):
                 warned.append(True)
                 warnings.warn(
-                    "the judge puts batch norms into evaluation mode, where they use statistics that mix those of all "
-                    "candidates; leave out eval() in it",
+                    "the judge puts batch norms into evaluation mode, where they use running statistics, which average "
+                    "over all candidates; leave out eval() in it",
                     stacklevel=2,
                 )
 

@@ -33,9 +33,9 @@ def save_result(result: "SearchResult", given: str | Path, settings: Mapping[str
     if not isinstance(settings, Mapping):
         raise ValueError(f"settings must be a dict, such as {{'seed': 0}}, got {settings!r}")
     if taken := {"format", "version"} & settings.keys():
-        raise ValueError(f"settings must not have {min(taken)!r}, by which asng reads the folder; call it otherwise")
+        raise ValueError(f"settings must not contain {min(taken)!r}, which asng writes itself; use another name")
     if (folder / "config.json").exists():
-        raise ValueError(f"{folder} holds a run already; save the result in another folder")
+        raise ValueError(f"{folder} already holds a run; save the result in another folder")
     optimizer = result.arch_optimizer
     known = {"kind": "search", "version": __version__, "format": RUN_FORMAT, "optimizer": type(optimizer).__name__}
     summary = {

@@ -52,8 +52,8 @@ class Arithmetic:
 
     def __mod__(self, other: Any) -> Any:  # as torch's convolutions compute
         raise ValueError(
-            f"{as_size(self)} is no number that a layer of torch takes, and a remainder of it is no size; use an "
-            "elastic one, such as nas.Conv2d, or read .value where the model runs"
+            f"{as_size(self)} is not a number, so torch's layers do not accept it, and it has no remainder; use an "
+            "elastic layer, such as nas.Conv2d, or read .value in forward"
         )
 
     __rmod__ = __mod__
@@ -80,11 +80,10 @@ class Arithmetic:
 
 
 class Size(Arithmetic):
-    """A size that follows decisions, made by arithmetic with them; or a constant.
+    """A size that depends on decisions, made by arithmetic with them; or a constant.
 
-    Sums, differences, products and quotients (`//` and `/`) of decisions, sizes and numbers are sizes. Calling one
-    gives the size under the selected values, an integer: a fraction that is left at the end is rounded down, as by
-    `int`.
+    Sums, differences, products and quotients (`//` and `/`) of decisions, sizes and numbers are sizes. Calling a size
+    returns its value under the selected values, an integer: the final result is rounded down, as by `int`.
 
     >>> from asng.nas import Value, Width
     >>> from asng.space import Categorical
@@ -103,7 +102,7 @@ class Size(Arithmetic):
     @property
     @abstractmethod
     def decisions(self) -> tuple[Any, ...]:
-        """The decisions that it follows, each once."""
+        """The decisions that the size depends on, each once."""
 
     def __call__(self) -> int:
         """The size under the selected values."""
@@ -114,7 +113,7 @@ class Size(Arithmetic):
         return int(next(iter(self._numbers(values))))
 
     def values(self) -> list[int]:
-        """List every size there can be.
+        """List all possible sizes.
 
         Returns:
             The sizes in increasing order, each once.
@@ -131,12 +130,12 @@ class Size(Arithmetic):
 
     @property
     def max(self) -> int:
-        """The largest size there can be."""
+        """The largest possible size."""
         return self.values()[-1]
 
     @property
     def is_elastic(self) -> bool:
-        """True if it follows a decision."""
+        """True if the size depends on a decision."""
         return bool(self.decisions)
 
     @abstractmethod
@@ -243,14 +242,16 @@ def as_size(of: Any) -> Size:
         decision: Any = of
         if not decision.is_number:
             raise ValueError(
-                f"a size is a number, but the {type(decision).__name__} {decision.name!r} chooses what runs; use a "
-                f"nas.Width, or to follow it nas.Value({decision.name!r}, {decision.variable})"
+                f"a size is a number, but the {type(decision).__name__} {decision.name!r} is not; use a nas.Width, "
+                f"or nas.Value({decision.name!r}, {decision.variable}) to follow it"
             )
         values = decision.variable.values()
         if values is not None and len(values) > MAX_COMBINATIONS:
             raise _too_many_error(repr(decision.name))
         if not all(isinstance(value, (int, float)) for value in values or (None,)):
-            raise ValueError(f"a size follows choices among numbers, but {decision.name!r} is {decision.variable}")
+            raise ValueError(
+                f"a size can only follow a choice among numbers, but {decision.name!r} is {decision.variable}"
+            )
         return LinearSize(decision, 1, 0)
     return LinearSize(None, 0, require_int(of))
 
@@ -258,12 +259,10 @@ def as_size(of: Any) -> Size:
 def _combine(symbol: str, left: Any, right: Any) -> Size:
     for side, other in ((left, right), (right, left)):
         if isinstance(side, float) and not math.isfinite(side):
-            raise ValueError(f"a size is made from finite numbers, got {side}")
+            raise ValueError(f"a size needs finite numbers, got {side}")
         if isinstance(side, Tensor):
             shown = repr(getattr(other, "name", other))
-            raise ValueError(
-                f"{shown} and a tensor make no size; where the model computes with it, read the decision's .value"
-            )
+            raise ValueError(f"{shown} cannot be combined with a tensor; in forward, read the decision's .value")
     a, b = (LinearSize(None, 0, side) if isinstance(side, float) else as_size(side) for side in (left, right))
     if isinstance(a, LinearSize) and isinstance(b, LinearSize):
         match symbol:  # of one decision and a number
@@ -310,16 +309,15 @@ def require_int(number: Any) -> int:
 
 
 class AnySize:
-    """The number of channels of the input, for inputs whose size is itself searched.
+    """The input size of a layer that accepts any number of channels, for inputs whose size is itself searched.
 
-    The module that holds such a layer gives the number in its own `build_static()`:
-    `layer.build_static(in_channels=64)`.
+    The `build_static()` of the surrounding module passes the number on: `layer.build_static(in_channels=64)`.
 
     Args:
-        max: The largest number of channels.
+        max: The maximum number of channels.
 
     Raises:
-        ValueError: This is no positive integer.
+        ValueError: `max` is not a positive integer.
 
     >>> import torch
     >>> from asng.nas import Linear

@@ -10,7 +10,7 @@ class Chain(nn.Sequential):
     """The static form of a `Repeat`: an `nn.Sequential` that passes further arguments on to each of its modules.
 
     Args:
-        modules: The modules, each of which takes what the one before returns.
+        modules: Modules, each of which takes the output of the previous one.
 
     >>> import torch
     >>> Chain(nn.Bilinear(2, 3, 2), nn.Bilinear(2, 3, 2))(torch.zeros(4, 2), torch.zeros(4, 3)).shape
@@ -18,7 +18,7 @@ class Chain(nn.Sequential):
     """
 
     def forward(self, input: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the modules, each with what the one before returned and with all further arguments."""
+        """Call the modules, each with the output of the previous one and with all further arguments."""
         for module in self:
             input = module(input, *args, **kwargs)
         return input
@@ -31,7 +31,7 @@ class Item(nn.Module):
         index: The position, from 0.
 
     Raises:
-        ValueError: It is no such integer.
+        ValueError: It is not such an integer.
 
     >>> Item(1)(["x", "y", "z"])
     'y'
@@ -56,8 +56,8 @@ class Constant(nn.Module):
     """The static form of a `Value` or a `Width`: a fixed value, still read as `.value` or `.index`.
 
     Args:
-        value: The value that was selected.
-        index: Its position among all values, from 0; None where they have none.
+        value: The selected value.
+        index: Its position among all values, from 0; None if they cannot be listed.
 
     >>> Constant(0.25).value
     0.25

@@ -56,8 +56,8 @@ class Ties:
         new = [parameter for key, parameter in held.items() if key not in self._origins and key not in used]
         if any(used[key] > 1 for key in lost) and any(starmap(_are_copies, combinations(new, 2))):
             raise ValueError(
-                f"build_static() of {label} returned two copies of one weight, which would be tied no more; "
-                "make one parameter of it, and use it twice"
+                f"build_static() of {label} returned two copies of one weight, which would no longer be tied; "
+                "use one parameter twice"
             )
 
     def check(self, network: Iterable[tuple[str, nn.Module]]) -> None:
@@ -76,7 +76,7 @@ class Ties:
             if len(paths) > 1:
                 raise ValueError(
                     f"{paths[0]} shares its weight with {paths[-1]}, whose build_static() does not return it, so they "
-                    "would be tied no more; return the parameter itself, or give them weights of their own"
+                    "would no longer be tied; return the parameter itself, or give them weights of their own"
                 )
         for slices in uses.values():
             (path, part), *others = slices.values()

@@ -65,13 +65,13 @@ def from_json(text: str, space: Mapping[str, Variable] | None = None) -> dict[st
 
     Args:
         text: JSON, as `to_json` writes it.
-        space: Checks the values; lists match its choices that are tuples.
+        space: The space of the values. Lists become tuples where its choices are tuples.
 
     Returns:
         One value for each decision, by name.
 
     Raises:
-        ValueError: It is no architecture, of another version, or does not fit the space.
+        ValueError: It is not an architecture, has another version, or does not fit the space.
 
     >>> from asng import Categorical
     >>> from_json(to_json({"kernel": (3, 5)}), {"kernel": Categorical([(3, 3), (3, 5)])})
@@ -95,4 +95,4 @@ def _convert_value(convert: Callable[[Any], Any], value: Any, name: str) -> Any:
     try:
         return convert(value)
     except ValueError as error:
-        raise ValueError(f"{error}, which is {name!r}") from None
+        raise ValueError(f"{error} (variable {name!r})") from None

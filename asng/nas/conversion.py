@@ -13,25 +13,25 @@ Replace = Callable[[str, nn.Module], nn.Module | None]
 
 
 def convert(model: nn.Module, replace: Replace) -> nn.Module:
-    """Copy a model with some of its modules replaced, such as layers by elastic ones or a list of blocks by a `Repeat`.
+    """Copy a model and replace some of its modules, such as layers by elastic ones or a list of blocks by a `Repeat`.
 
-    `replace` sees every module of the copy, from the inside out: what is inside of a module has been replaced already,
-    and what it returns is not looked into. It may also change a module itself. An elastic layer takes the weights of
-    the layer of torch whose place it takes. All other weights are kept where what it returns holds the module, or
-    modules of it, as in `OneOf(path, [module, nn.Identity()])` or `Repeat(path, module)`.
+    `replace` is called for every module of the copy, children before their parents; replacements are not visited. It
+    may also change a module in place. An elastic layer takes the weights of the torch layer that it replaces. All other
+    weights are kept if the replacement contains the module or its children, as `OneOf(path, [module, nn.Identity()])`
+    or `Repeat(path, module)` do.
 
     Args:
         model: Any module; it is not changed. Wrappers (torch.compile, DataParallel, DistributedDataParallel) are
             removed.
-        replace: (path, module) -> what takes its place, or None to keep it; the path is that of `named_modules()`.
+        replace: (path, module) -> its replacement, or None to keep it; `path` as in `named_modules()`.
 
     Returns:
         The converted copy. Parameters that layers share are shared in it too.
 
     Raises:
-        ValueError: The model is no module; `replace` is no function, or returns no module; an elastic layer cannot take
-            the weights, since its largest size is another one; or the model refers to a replaced module where torch
-            does not see it.
+        ValueError: `model` is not a module; `replace` is not a function, or does not return a module; an elastic layer
+            cannot take the weights, because its largest size differs; or the model refers to a replaced module where
+            torch does not see it.
 
     >>> from asng import nas
     >>> def replace(path, module):
@@ -51,7 +51,7 @@ def convert(model: nn.Module, replace: Replace) -> nn.Module:
                 where = f"{path}.{name}" if path else name
                 raise ValueError(
                     f"{where}, a plain {type(value).__name__}, holds a {type(held).__name__} that is replaced "
-                    "elsewhere, and would go on using it; hold it in an nn.ModuleList, or replace the module around it"
+                    "elsewhere, and would still use it; hold it in an nn.ModuleList, or replace the surrounding module"
                 )
     return converted
 

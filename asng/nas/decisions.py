@@ -19,10 +19,11 @@ from asng.space import Categorical, Integer, Variable
 
 
 class Searchable(nn.Module, ABC):
-    """Base class of modules that say which of their children run, and what their static equivalent is.
+    """Base class of modules that define which of their children run, and their static equivalent.
 
-    Decisions and elastic layers are such modules. Derive your own module from it if it holds decisions and does
-    not simply run all its children. Other modules are extracted child by child; none of their methods is called.
+    Decisions and elastic layers are such modules. Derive your own module from it if it holds decisions and does not
+    simply run all of its children. Other modules are extracted child by child; apart from `forward`, none of their
+    methods is called.
 
     >>> from asng import Integer, nas
     >>> class Body(nas.Searchable):
@@ -50,37 +51,37 @@ class Searchable(nn.Module, ABC):
     """
 
     def active_modules(self) -> Iterable[nn.Module]:
-        """List what has an effect under the selected values; the model must stay unchanged, as the first call shows.
+        """List the active modules under the selected values; must not change the model (the first call is checked).
 
         Returns:
             The children that run, and the decisions that are read; by default all children. Decisions that are
-            attributes of this module count as read even if they are not returned.
+            attributes of this module always count as read.
         """
         return [child for child in self._modules.values() if child is not None]
 
     @abstractmethod
     def build_static(self) -> nn.Module:
-        """Build the static equivalent of this module under the selected values; the model must stay unchanged.
+        """Build the static equivalent of this module under the selected values; must not change the model.
 
-        A change of it is undone and raises ValueError.
+        A change is undone and raises ValueError.
 
         Returns:
-            A module that computes the same. It may hold modules of this one, also modules with decisions: they are
+            A module that computes the same. It may contain modules of this one, also modules with decisions, which are
             replaced next.
         """
 
 
 class Decision(Arithmetic, Searchable):
-    """Base class of decisions: a named variable inside a network, whose selected value is `value`.
+    """Base class of decisions: a named variable in a network, with the selected `value`.
 
-    Arithmetic with numbers and other decisions gives a `Size` that follows them, such as `width * 2`.
+    Arithmetic with numbers and other decisions gives a `Size`, such as `width * 2`.
 
     Args:
         name: Identifies the decision: equal names share one variable anywhere in the model.
-        variable: What there is to choose from.
+        variable: The variable with the possible values.
 
     Raises:
-        ValueError: The name is empty or no string, or this is no variable.
+        ValueError: The name is empty or not a string, or `variable` is not a variable.
 
     >>> from asng import nas
     >>> isinstance(nas.Width("units", 8, 32), nas.Decision)
@@ -131,7 +132,7 @@ class Decision(Arithmetic, Searchable):
     def index(self) -> Any:
         """The position of the selected value among all values, from 0.
 
-        An int; a tensor on the device, int32 of no axes, while a captured step leaves the value open.
+        An int; during a captured step an int32 scalar tensor on the device.
         """
         selected: Any = self.selected
         if hasattr(selected, "index_tensor"):
@@ -139,10 +140,10 @@ class Decision(Arithmetic, Searchable):
         return self.variable.index(self.value)
 
     def branches(self) -> dict[str, nn.Module]:
-        """List the modules that the decision chooses among, as reports show them.
+        """List the options of the decision for reports.
 
         Returns:
-            The modules by label, such as a value; "", the default, labels those that always run.
+            The modules by label, such as a value; the label "", the default, is for modules that always run.
         """
         return {"": nn.ModuleList(self.children())}
 
@@ -163,14 +164,14 @@ MAX_MODULES = 10_000  # that an iterable may give
 
 
 class OneOf(Decision):
-    """One module among several, which take and return the same.
+    """One of several modules with the same inputs and outputs.
 
     Args:
         name: The decision's name.
-        modules: A list, chosen by index, or a dict, chosen by its names.
+        modules: A list, or a dict. The choices are its indices or its keys.
 
     Raises:
-        ValueError: There is none, or one is no module.
+        ValueError: There are no modules, or one is not a module.
 
     >>> OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()}).variable
     Categorical(choices=('relu', 'tanh'))
@@ -223,14 +224,14 @@ def _take_modules(modules: Any, purpose: str, cure: str) -> list[nn.Module]:
 
 
 class Pick(Decision):
-    """One input among n: called with a list of n, it returns the chosen one.
+    """One of n inputs: called with a list of n, it returns the selected one.
 
     Args:
         name: The decision's name.
         n: Number of inputs, from 1 to 100,000.
 
     Raises:
-        ValueError: n is no such integer; or, when it is called, the list has another length.
+        ValueError: n is not such an integer; when called, the list has another length.
 
     >>> from asng.nas.supernet import select
     >>> pick = Pick("from", 3)
@@ -261,19 +262,18 @@ class Pick(Decision):
 
 
 class Repeat(Decision):
-    """The first few of a list of blocks, one after another.
+    """The first blocks of a list, run in sequence; the decision is their number.
 
-    It is also the sequence of the blocks that are selected, so that code which runs them one by one, as that of Hugging
-    Face's models does, needs no change: `for block in repeat`, `repeat[0]`, `len(repeat)`. So is the `Chain` that it
-    becomes.
+    Iteration, indexing and `len` give the selected blocks (`for block in repeat`, `repeat[0]`), also after extraction
+    to a `Chain`. Code that runs its blocks itself, such as that of Hugging Face's models, needs no change.
 
     Args:
         name: The decision's name.
-        blocks: Modules, each of which takes what the one before returns. Further arguments are passed on to each.
-        low: The smallest number of them; 0 passes the input on.
+        blocks: Modules, each of which takes the output of the previous one. Further arguments are passed to each.
+        low: The smallest number of blocks; with 0 blocks the input is returned.
 
     Raises:
-        ValueError: The blocks are no list of modules, or `low` is not from 0 to one less than there are.
+        ValueError: `blocks` is not a list of modules, or `low` is not from 0 to the number of blocks less one.
 
     >>> import torch
     >>> from asng.nas.supernet import select
@@ -302,7 +302,7 @@ class Repeat(Decision):
         self.blocks: nn.ModuleList = nn.ModuleList(blocks)
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the selected blocks, each with what the one before returned and with all further arguments."""
+        """Call the selected blocks, each with the output of the previous one and with all further arguments."""
         for block in self.active_modules():
             x = block(x, *args, **kwargs)
         return x
@@ -341,17 +341,16 @@ class _FastPathBlock:
 
 
 class Value(Decision):
-    """Any variable, read as `.value` in a module's own code or given to a layer as a kernel size.
+    """The value of any variable, read as `.value` by the code of a module, or passed to a layer as a kernel size.
 
-    Arithmetic gives sizes that follow it: `Value("k", Integer(1, 3)) * 2 - 1` is
-    a kernel of 1, 3 or 5.
+    Arithmetic gives sizes: `Value("k", Integer(1, 3)) * 2 - 1` is a kernel of 1, 3 or 5.
 
     Args:
         name: The decision's name.
-        variable: What there is to choose from.
+        variable: The variable with the possible values.
 
     Raises:
-        ValueError: The name is empty or no string, or this is no variable.
+        ValueError: The name is empty or not a string, or `variable` is not a variable.
 
     >>> from asng.nas.supernet import select
     >>> from asng.space import Real
@@ -370,12 +369,12 @@ class Value(Decision):
 
 
 class Width(Value):
-    """A number of channels or units. Arithmetic with it (`width * 2`, `heads * width`) gives sizes, too.
+    """A number of channels or units. Arithmetic with it (`width * 2`, `heads * width`) gives further sizes.
 
     Args:
         name: The decision's name.
         low: The smallest width, or a list of widths to choose from.
-        high: The largest width, where `low` is a number.
+        high: The largest width, if `low` is a number.
 
     Raises:
         ValueError: A width can be less than 1, or `low` is not below `high`.

@@ -32,20 +32,20 @@ MAX_WHOLE = 1e15  # up to which whole numbers are shown with all digits
 
 @dataclass(frozen=True)
 class Limit:
-    """A hard limit on the cost of architectures: an upper bound, a lower one, or both, as around a target.
+    """A hard limit on the cost of architectures: an upper bound, a lower bound, or both.
 
     A relation between decisions is a limit, too: `Limit(lambda model, values: values["inner"] - values["outer"], 0)`.
 
     Args:
-        measure: `parameters`, `Flops`, `Latency`, or any function (model, values) -> number. It may use the
-            model, which is restored afterwards, except for numbers that it writes into weights.
+        measure: `parameters`, `Flops`, `Latency`, or any function (model, values) -> number. It may use the model,
+            which is restored afterwards, except for values that it writes into weights.
         at_most: The largest feasible cost, in the unit of the measure: a count, operations, seconds.
         at_least: The smallest feasible cost.
         name: The name in messages; by default that of the measure.
 
     Raises:
-        ValueError: The measure cannot be called so, its `fingerprint` or the name is no text, or a bound is no finite
-            number, is missing, or is on the wrong side of the other.
+        ValueError: The measure is not such a function, its `fingerprint` or the name is not a string, or a bound is not
+            finite, is missing, or contradicts the other one.
 
     >>> from asng.nas import parameters
     >>> limit = Limit(parameters, 100_000, at_least=50_000)
@@ -78,7 +78,7 @@ class Limit:
                 raise ValueError(f"the limit of {self.name} must be a finite number, got {bound!r}")
         if bounds != sorted(bounds):
             raise ValueError(
-                f"no cost is {format_bounds(self.at_least, self.at_most)}, as the limit of {self.name} asks"
+                f"no cost can be {format_bounds(self.at_least, self.at_most)}; swap the bounds of {self.name}"
             )
         fingerprint = getattr(self.measure, "fingerprint", None)
         if not isinstance(fingerprint, (str, type(None))):
@@ -88,13 +88,13 @@ class Limit:
         """Compute how far a cost is beyond the limit.
 
         Args:
-            cost: What the measure returned; infinite if it could not be measured.
+            cost: A result of the measure; infinity if it could not be measured.
 
         Returns:
-            The violation, relative to the absolute value of the bound unless that is 0; 0 where the limit is met.
+            The violation, relative to the absolute value of the bound unless that is 0; 0 if the limit is met.
 
         Raises:
-            ValueError: The cost is no number.
+            ValueError: The cost is not a number.
         """
         cost = as_float(cost, f"the cost of {self.name} must be a number")
         if math.isinf(cost):
@@ -127,8 +127,8 @@ def format_cost(number: float) -> str:
 class Costs:
     """Costs of a model's architectures under limits: measured in order, up to the first violated limit, and cached.
 
-    Architectures that differ only in inactive decisions are one network, and each network is measured once, with
-    inactive decisions at their most likely initial values. The cache holds the networks asked for last.
+    Architectures that differ only in inactive decisions are one network. Each network is measured once, with inactive
+    decisions at their most likely initial values. The cache keeps the most recently used networks.
 
     Args:
         supernet: The index of the model; `OneShot.costs` has that of `OneShot.supernet`.
@@ -137,10 +137,10 @@ class Costs:
     Attributes:
         supernet: As given.
         limits: The limits, as a tuple.
-        known: The cache: costs by the key of the network, those asked for last at the end.
+        known: The cache: costs by the key of the network, the most recently used last.
 
     Raises:
-        ValueError: `limits` is no list of limits.
+        ValueError: `limits` is not a list of limits.
 
     >>> from asng import nas
     >>> model = nas.Linear(3, nas.Width("units", 2, 8))
@@ -171,7 +171,7 @@ class Costs:
             One cost for each limit, in order, up to the first violated one.
 
         Raises:
-            ValueError: The values do not fit, or a measure returned no number.
+            ValueError: The values do not fit, or a measure did not return a number.
         """
         network = self.supernet.canonicalize(values)
         key = self.supernet.key(network)
@@ -188,7 +188,7 @@ class Costs:
         return costs
 
     def violation(self, values: Values) -> Violation:
-        """Compute how an architecture misses the limits.
+        """Compute by how much an architecture violates the limits.
 
         Args:
             values: One value for each decision, by name.
@@ -208,8 +208,8 @@ class Costs:
             values: One value for each decision, by name.
 
         Returns:
-            For each limit its `name`, `at_least`, `at_most` and the `cost`; None after the first violated one. A
-            latency is as exact as its limit needed it.
+            For each limit its `name`, `at_least`, `at_most` and the `cost`; the cost is None after the first violated
+            one. A latency is only as exact as its limit required.
 
         Raises:
             ValueError: As in `measure`.
@@ -346,7 +346,5 @@ def _as_cost(cost: Any, limit: Limit, values: Values) -> float:
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{limit.name} must be a number, got {cost!r} for {dict(values)}") from None
     if math.isnan(number) or number == -math.inf:
-        raise ValueError(
-            f"{limit.name} must be a number, or infinite where it is infeasible, got {number} for {dict(values)}"
-        )
+        raise ValueError(f"{limit.name} must be a number, or infinity if infeasible, got {number} for {dict(values)}")
     return number

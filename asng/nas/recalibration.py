@@ -18,24 +18,24 @@ def recalibrate(
 ) -> None:
     """Re-estimate the batch-norm statistics of a network, as averages over the batches.
 
-    An extracted network has the running statistics of the supernet, which average over many architectures.
-    During the passes everything but the batch norms is in evaluation mode. Batch norms that stay in evaluation mode
-    while the model trains, such as those of a pretrained part, are frozen and keep their statistics.
+    An extracted network has the running statistics of the supernet, which average over many architectures. During the
+    passes all modules except the batch norms are in evaluation mode. Batch norms that stay in evaluation mode while the
+    model trains, such as those of a pretrained part, are frozen and keep their statistics.
 
-    torch's own `update_bn` puts the whole model into training mode, dropout included, and restores nothing after an
-    error. A batch with NaN or infinity spoils the averages, and a warning says so.
+    In contrast, torch's `update_bn` puts the whole model into training mode, dropout included, and restores nothing
+    after an error. A batch with NaN or infinity makes the averages NaN, with a warning.
 
     Args:
-        model: Any network with batch norms; wrappers of torch.compile and DataParallel are looked through. Train/eval
-            modes are restored on exit.
-        batches: Inputs, or tuples or lists that start with them. A dict that has the arguments of `model.forward` is
-            given by keyword, without the keys that are none, such as labels. They are moved to the device of the model.
-        forward: (model, batch) -> anything; replaces `model(inputs)` for batches of another structure, and moves them
-            itself.
+        model: Any network with batch norms, also wrapped by torch.compile or DataParallel. Train/eval modes are
+            restored on exit.
+        batches: Inputs, or tuples or lists that start with them, or dicts of arguments of `model.forward`; other keys,
+            such as labels, are ignored. They are moved to the device of the model.
+        forward: (model, batch) -> anything; replaces `model(inputs)` for batches of another structure, and must move
+            them to the device.
 
     Raises:
-        ValueError: There are no batches, or no end of them, or no batch norm to recalibrate; after this and any other
-            error the statistics are restored.
+        ValueError: There are no batches, infinitely many, or no batch norm to recalibrate. After any error the
+            statistics are restored.
 
     >>> net = nn.BatchNorm1d(1)
     >>> recalibrate(net, [torch.tensor([[1.0], [3.0]])])

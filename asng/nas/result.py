@@ -31,18 +31,17 @@ DRAWS = 1000  # candidates drawn where the most likely values do not suffice
 
 
 class Architecture(NamedTuple):
-    """An architecture, and how sure a search is of it.
+    """An architecture and its probability in a search.
 
     Attributes:
         values: One value for each decision, by name.
         probability: The probability of drawing this network; inactive and real variables do not count.
         feasible: Whether it meets all limits.
-        certainty: Where the probability lies, on a logarithmic scale, between that of the start (0, also where it has
-            fallen since) and the largest that the bounds of the distribution allow (1); NaN where there are real
-            variables alone.
+        certainty: The position of the probability, on a logarithmic scale, between that at the start (0, also if it has
+            fallen since) and the largest one within the bounds of the distribution (1); NaN if all variables are real.
         inactive: The decisions without effect on this network.
-        score: The mean score that it was given by `rerank` or `front`.
-        costs: The costs that it was given by `front`, in the order of its measures.
+        score: The mean score from `rerank` or `front`.
+        costs: The costs from `front`, in the order of its measures.
 
     >>> Architecture({"act": "tanh"}, probability=0.75, feasible=True).values
     {'act': 'tanh'}
@@ -72,12 +71,11 @@ class Architecture(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Front:
-    """Architectures of which none is better than another in everything; printed, it is a table.
+    """A Pareto front: architectures that no other one dominates. It prints as a table.
 
     Attributes:
-        points: The architectures of the front, each with its `score` and `costs`, by the first cost.
-        others: All others that were scored: for each, one of the front is as good in everything and better in
-            something.
+        points: The architectures of the front, each with `score` and `costs`, in the order of the first cost.
+        others: All other scored architectures, each dominated by one of the front.
         measures: The names of the measures, in the order of the costs.
 
     >>> points = (Architecture({"n": 1}, 0.5, True, score=0.9, costs=(10.0,)),)
@@ -108,28 +106,27 @@ class Front:
 
 @dataclass(frozen=True, repr=False)
 class SearchResult:
-    """The result of a search; printed, or as the last line of a notebook's cell, tables of decisions and epochs.
+    """The result of a search. It prints, and is shown in notebooks, as tables of decisions and epochs.
 
     Attributes:
         values: The architecture: the most likely feasible one, one value for each decision, by name.
         probability: The probability of drawing this network from the final distribution, as in `Architecture`.
-        feasible: False where no architecture met the limits, and a warning said so: then it is the nearest one of all
-            that were measured, however likely.
-        certainty: How far the probability is from that of the start (0) to the largest possible one (1), as in
-            `Architecture`; not even a search that is sure of everything reaches a probability of 1.
+        feasible: False if no architecture met the limits (with a warning). The result is then the measured architecture
+            that is nearest to the limits, regardless of its probability.
+        certainty: The position of the probability between that at the start (0) and the largest possible one (1), as in
+            `Architecture`; even a fully decided search does not reach a probability of 1.
         inactive: The decisions without effect on this network, whose values do not matter.
-        limits: Each limit by `name`, `at_least`, `at_most` and the `cost` of the architecture; None after a limit that
-            is violated, where costs are not measured. A latency is as exact as its limit needed it, often two runs:
-            call `nas.Latency` to know it better.
+        limits: Each limit as `name`, `at_least`, `at_most` and the `cost` of the architecture; the cost is None after a
+            violated limit. A latency is only as exact as its limit required, often from two runs: call `nas.Latency`
+            for a better measurement.
         model: The extracted network, with the weights of the search; batch norms need `recalibrate`.
-        history: One record per epoch: `train_loss` and `valid_loss`, or with a judge `score`, under limits the share of
-            `feasible` candidates, metrics as `train_<metric>` and `valid_<metric>` (means; one called loss only of a
-            judge), the largest probabilities, the `distribution` at its end (for each decision the probabilities by
-            choice, or mean and std of a number), its `steps` that moved the distribution, seconds.
+        history: One record per epoch: `train_loss`; `valid_loss`, or `score` with a judge; under limits the share of
+            `feasible` candidates; the means of metrics as `train_<metric>` and `valid_<metric>` (a metric named loss
+            only from a judge); the mean largest probability; the final `distribution` (for each decision the
+            probabilities by choice, or mean and std); the number of `steps` that moved the distribution; seconds.
         arch_optimizer: The optimizer of the architecture, with its final distribution.
-        oneshot: The search itself, for `top`, `rerank` and `front`, which take the result as well, and to train on. It
-            holds the supernet and the state of the weight optimizer as long as the result is kept; a copy or a pickle
-            of a result has None.
+        oneshot: The search itself, with the supernet and the state of the weight optimizer. `top`, `rerank` and `front`
+            accept it or the result. It is None in a copied or unpickled result.
 
     >>> import torch
     >>> from asng import ASNG, nas
@@ -179,7 +176,7 @@ class SearchResult:
 
     def _summary(self) -> list[str]:
         """How sure the search is, and the costs under limits."""
-        kind = "feasible" if self.feasible else "infeasible, the nearest to the limits of all that were measured"
+        kind = "feasible" if self.feasible else "infeasible, the nearest to the limits of all measured"
         costs = f"{kind}: {_format_costs(self.limits)}"
         return [
             f"probability {self.probability:.3g}, certainty {self.certainty:.2f}",
@@ -189,17 +186,17 @@ class SearchResult:
     def save(
         self, folder: str | Path, settings: Mapping[str, Any] | None = None, *, front: Front | None = None
     ) -> None:
-        """Save the result, without its weights, as the folder of a run, which `asng.report.write` shows.
+        """Save the result, without its weights, as the folder of a run for `asng.report.write`.
 
         Args:
             folder: A new folder, or one without a run.
-            settings: Yours, to be shown: a seed, learning rates, an `experiment` that names it all. Results whose
-                settings differ by `seed` alone are averaged in a report.
-            front: What `front` returned for this result, to be shown.
+            settings: Your settings for the report: a seed, learning rates, an `experiment` as its title. A report
+                averages results whose settings differ only in `seed`.
+            front: A front of this result, from `nas.front`, for the report.
 
         Raises:
-            ValueError: `folder` is no path or holds a run already, or JSON cannot hold the settings, or one of them is
-                called `format` or `version`.
+            ValueError: `folder` is not a path or already holds a run, or JSON cannot hold the settings, or one of them
+                is named `format` or `version`.
 
         >>> import tempfile, torch
         >>> from asng import ASNG, nas, report
@@ -214,20 +211,18 @@ class SearchResult:
 
 
 def result(oneshot: OneShot, history: Sequence[Mapping[str, Any]] = ()) -> SearchResult:
-    """Extract the most likely feasible architecture of a search so far.
-
-    Of several processes all have to call it, as in `top`.
+    """Extract the most likely feasible architecture of a search so far. Call it in all processes.
 
     Args:
         oneshot: A search, at any time.
-        history: Records of its epochs, to go into the result.
+        history: Records of its epochs, for the result.
 
     Returns:
-        The result. Where no architecture that was drawn or measured is feasible, it is the nearest one, and a warning
-        says by how much it misses the limits.
+        The result. If no drawn or measured architecture is feasible, it is the nearest one, and a warning says how far
+        it is from the limits.
 
     Raises:
-        ValueError: This is no OneShot, or the history no list of records.
+        ValueError: `oneshot` is not a OneShot, or `history` not a list of records.
 
     >>> import torch
     >>> from asng import ASNG, nas
@@ -285,23 +280,23 @@ def oneshot_of(search: OneShot | SearchResult) -> OneShot:
 def top(oneshot: OneShot | SearchResult, k: int = 1) -> list[Architecture]:
     """Find the k most likely feasible architectures, without extracting them.
 
-    The mode of the distribution comes first: the most probable choices, and of integers the rounded mean, which may be
-    less probable than a bound, since draws beyond it are clipped. With k = 1 and a mode that meets all limits this is
-    cheap enough for every epoch. Otherwise a thousand candidates are drawn from a copy of the optimizer, ordered by the
-    probability of their values, and measured until k networks are feasible. Of several processes all have to call it:
-    rank 0 measures and broadcasts the costs.
+    The mode of the distribution comes first: the most probable choices, and the rounded means of integers. (A bound may
+    be more probable than the mean, because draws beyond it are clipped.) With k = 1 and a feasible mode this is cheap
+    enough for every epoch. Otherwise a thousand candidates are drawn from a copy of the optimizer, sorted by
+    probability, and measured until k networks are feasible. Call it in all processes: rank 0 measures and broadcasts
+    the costs.
 
     Args:
         oneshot: A search, at any time, or its result.
         k: The number of architectures, at least 1.
 
     Returns:
-        At most k architectures of different networks, those behind the mode by probability; of values that lead to
-        the same sizes, the most likely ones. Where none is feasible, the nearest one of all measured so far, with
-        `feasible` False.
+        At most k architectures of different networks, the mode first, the others by probability. Of values that lead to
+        the same network, only the most likely ones are listed. If none is feasible, the nearest of all measured
+        architectures, with `feasible` False.
 
     Raises:
-        ValueError: k is not a positive integer, or this is no search.
+        ValueError: k is not a positive integer, or `oneshot` is not a search.
 
     >>> import torch
     >>> from asng import ASNG, nas
@@ -388,7 +383,7 @@ def warn_if_short(found: SearchResult, steps: int) -> None:
     if steps >= MIN_STEPS and isinstance(optimizer, ASNG) and not optimizer.path.any():
         warnings.warn(
             f"the distribution has not moved: in each of {steps} steps all candidates had the same score; check that "
-            "the loss or the judge runs the model that it is given, and judge by larger batches",
+            "the loss or the judge runs the model that it is given, and use larger validation batches",
             stacklevel=3,
         )
     elif steps < MIN_STEPS * free:
@@ -400,8 +395,8 @@ def warn_if_short(found: SearchResult, steps: int) -> None:
     elif isinstance(optimizer, ASNG) and is_noise(optimizer.delta, steps, free):
         warnings.warn(
             f"the scores were mostly noise: the step size delta fell to {optimizer.delta:.2g} in {steps} steps, as it "
-            "does where scores are random; judge by larger batches, pass arch_optimizer=ASNG(nas.space_of(model), "
-            f"population_size={2 * optimizer._population_size}), or let nas.rerank choose",
+            "does for random scores; use larger validation batches, pass arch_optimizer=ASNG(nas.space_of(model), "
+            f"population_size={2 * optimizer._population_size}), or use nas.rerank",
             stacklevel=3,
         )
 
@@ -409,7 +404,7 @@ def warn_if_short(found: SearchResult, steps: int) -> None:
 def describe_nearest(limits: Sequence[Mapping[str, Any]]) -> str:
     """The costs of the architecture that is nearest to limits that it violates, and the cure."""
     is_upper = all(limit["at_least"] is None for limit in limits)
-    cure = "Raise the limits, or let the model's decisions go smaller" if is_upper else "Widen the limits"
+    cure = "Raise the limits, or add smaller choices to the model" if is_upper else "Widen the limits"
     return f"the nearest has {_format_costs(limits)}. {cure}"
 
 

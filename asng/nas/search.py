@@ -64,83 +64,83 @@ def search(
 ) -> SearchResult:
     """Search the architecture of a model with decisions while training it.
 
-    The model itself is trained, and the architecture found is selected in it on return. Under torchrun the candidates
-    are sharded over the processes, as in `OneShot`, and all of them are given the batches of rank 0.
+    The model itself is trained; on return the found architecture is selected in it. Under torchrun the candidates are
+    sharded over the processes, as in `OneShot`, and all processes get the batches of rank 0.
 
-    Ctrl-C, SIGTERM and SIGHUP end it by KeyboardInterrupt after the running step; a second one does not wait for that.
+    Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt after the running step; a second signal ends the step.
 
-    With a `checkpoint` the state is saved after every epoch, within longer ones every five minutes (less often where
-    that would take more than 1% of the time), and at such an interrupt. The same call continues from there, also with
-    more epochs; on the CPU it ends with the same bits as without a pause. For that the batches may
-    depend on torch's, NumPy's and Python's global random numbers and on a loader's own generator, and
-    on nothing else that changes, such as workers that persist. The order of `valid_loader` may depend on these
-    only as they are when a pass over it begins, as in DataLoaders, since a pass is resumed without `train_loader`.
+    With a `checkpoint` the state is saved after every epoch, every five minutes within longer epochs (less often if
+    saving would take more than 1% of the time), and at such an interrupt. The same call continues from there, also with
+    more epochs. On the CPU the result is bit-equal to that of an uninterrupted search, if the batches depend only on
+    the global RNG states of torch, NumPy and Python and on a loader's own generator; persistent workers, for example,
+    break this. The order of `valid_loader` may depend only on the RNG states at the start of a pass over it, as in
+    DataLoaders.
 
-    A second process with the same checkpoint is refused while the first one runs. So is the checkpoint of
-    another search: of a model with other weights (names, shapes, which ones are frozen), another arch_optimizer
-    (method, settings, population_size, seed, initial) or weight_optimizer (class, hyperparameters), lr_scheduler
-    (class, numbers, names of functions, interval) or fewer epochs of the default one, limits (numbers, names of
-    measures, example inputs), judge (its name), max_grad_norm, amp_dtype, mask_inactive, sync_batchnorm, seed, or data
-    (class, length, batch size and drop_last of `train_loader` and `valid_loader`, of a DataLoader also the class of its
-    sampler and the class and length of its data set). The loss, the layers without weights, what functions compute and
-    what the data hold are not compared.
+    A second process with the same checkpoint is refused while the first one runs. The checkpoint of another search is
+    also refused: another model (names and shapes of weights, frozen weights), arch_optimizer (method, settings,
+    population_size, seed, initial), weight_optimizer (class, hyperparameters), lr_scheduler (class, numbers, names of
+    functions, interval), fewer epochs of the default schedule, limits (numbers, names of measures, example inputs),
+    judge (its name), max_grad_norm, amp_dtype, mask_inactive, sync_batchnorm, seed, or data (class, length, batch size
+    and drop_last of `train_loader` and `valid_loader`; of a DataLoader also the class of its sampler and the class and
+    length of its data set). The loss, layers without weights, the code of functions and the contents of the data are
+    not compared.
 
-    With more epochs the default schedule ends as it was planned and then starts over, from the initial learning rate
-    to 0 in the epochs that are added, so that a search that was interrupted ends as one that was finished first. An
-    lr_scheduler of your own goes on as it is.
+    With more epochs the default schedule ends as planned and then starts again: over the added epochs it goes from the
+    initial learning rate to 0. Interrupted and finished searches therefore continue equally. Your own lr_scheduler
+    continues as it is.
 
-    An error in a step or in loading leaves the last save as it is, since the step may have moved weights, running
-    statistics or RNG states already; a note on the error says where the same call continues. An error in the callback
-    is raised after a save.
+    After an error in a step or in loading nothing is saved, because the step may have changed weights, running
+    statistics or RNG states. A note on the error says where the same call continues. After an error in the callback the
+    state is saved.
 
     Args:
-        model: Any module with decisions, on the device where it is trained; wrappers as in `OneShot`.
-        train_loader: Batches that train the weights, as `loss_fn` takes them: a list, a DataLoader, or any iterable
-            that starts over. An epoch is one pass over it.
-        valid_loader: Batches that move the distribution, other data than those of `train_loader`. An epoch continues
-            where the one before stopped and starts over at the end, so that all batches are used alike.
-        loss_fn: (model, batch) -> scalar tensor, or (loss, metrics) as in `OneShot`. The history holds their means
-            over candidates and steps. It moves batches to the device itself.
+        model: Any module with decisions, on its training device; wrappers as in `OneShot`.
+        train_loader: Batches that train the weights, in the format of `loss_fn`: a list, a DataLoader, or any iterable
+            that starts again when it is iterated. An epoch is one pass over it.
+        valid_loader: Batches that score architectures, from other data than `train_loader`. An epoch continues where
+            the previous one stopped and starts again at the end, so all batches are used equally often.
+        loss_fn: (model, batch) -> scalar tensor, or (loss, metrics) as in `OneShot`. It moves batches to the device.
+            The history has the means of losses and metrics over candidates and steps.
         epochs: The number of passes over `train_loader`, at least 1.
         arch_optimizer: `ASNG`, or a baseline, over `space_of(model)`; by default `ASNG` with its default settings.
-            `ASNG(space_of(model), population_size=4)` trains four candidates per step and judges four, not two.
-        weight_optimizer: Any torch optimizer of the model's parameters; by default SGD with learning rate 0.025,
-            momentum 0.9 and weight decay 3e-4, as in the paper. That suits images, but is slow for small tabular
-            problems, where `torch.optim.Adam(model.parameters(), lr=0.005)` is a better start. A list of several, such
-            as Muon for matrices and AdamW for the rest, that share the parameters out.
-        lr_scheduler: A scheduler of `weight_optimizer`, or a list of those of several (`ReduceLROnPlateau` gets the
-            mean score); by default a cosine to 0.
-        scheduler_interval: After what schedulers are stepped: "epoch", or "step", as OneCycleLR needs it.
-        judge: (model, batch) -> the number by which candidates are ranked, the lower the better, such as the share of
-            errors, or (number, metrics), as in `OneShot`; by default the loss. The history then has the mean `score` in
-            place of `valid_loss`.
-        max_grad_norm: Largest norm of the gradient of the weights; None for no limit.
+            `ASNG(space_of(model), population_size=4)` trains four candidates per step and scores four, instead of two.
+        weight_optimizer: Any torch optimizer of the model's parameters, or a list of several with disjoint parameters,
+            such as Muon for matrices and AdamW for the rest. By default SGD with learning rate 0.025, momentum 0.9 and
+            weight decay 3e-4, as in the paper. For small tabular problems that is slow; start with
+            `torch.optim.Adam(model.parameters(), lr=0.005)`.
+        lr_scheduler: A scheduler of `weight_optimizer`, or a list with those of several (`ReduceLROnPlateau` gets the
+            mean score); by default a cosine schedule to 0.
+        scheduler_interval: When schedulers are stepped: after each "epoch", or each "step", as OneCycleLR needs it.
+        judge: (model, batch) -> the number that ranks candidates, lower is better, such as the error rate, or (number,
+            metrics), as in `OneShot`; by default the loss. The history then has the mean `score` instead of
+            `valid_loss`.
+        max_grad_norm: Maximum norm of the gradient of the weights; None for no clipping.
         limits: Hard limits on costs: infeasible candidates are never run, and rank behind all feasible ones.
         amp_dtype: torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients.
-        mask_inactive: Leave variables without effect on a candidate out of its gradient (not the paper's way).
-        sync_batchnorm: Where several processes run one candidate, let its batch norms have the statistics of the whole
-            batch, as in `OneShot`.
-        capture: Run each step as one CUDA graph, several times as fast where the host's kernel launches take most of
-            the time; where that cannot be, a warning says why, and steps run as usual.
-        checkpoint: The path of a file to save to and to resume from; by default nothing is saved. The one before the
-            newest is kept beside `name.pt` as `name.asng-previous.pt`.
-        callback: Called with the `Step` after each step, and with the record of each epoch, a dict, after it is in
-            the history and before it is saved; of several processes in all. It ends the search by returning True,
-            which saves, too. After a step the epoch is left unfinished, without a record.
-        progress: Show a progress bar on stderr, on rank 0, and where the search continues; where that is no terminal, a
-            line after every epoch.
-        seed: An integer of at least 0 for what the default `arch_optimizer` draws and for the order of the batches:
-            while batches are loaded, torch's global generator has an RNG state of their own.
+        mask_inactive: Exclude variables without effect on a candidate from its update (an addition to the paper).
+        sync_batchnorm: If several processes run one candidate, compute its batch-norm statistics over the whole batch,
+            as in `OneShot`.
+        capture: Run each step as one CUDA graph, which is several times as fast if kernel launches dominate. If a step
+            cannot be captured, it runs as usual, after a warning with the reason.
+        checkpoint: Path of a file to save to and resume from; by default nothing is saved. The previous version of
+            `name.pt` is kept as `name.asng-previous.pt`.
+        callback: Called, in all processes, with the `Step` after each step, and with the record of each epoch, a dict,
+            before the state is saved. It stops the search, and saves, by returning True. After a step, the unfinished
+            epoch then has no record.
+        progress: On rank 0, show a progress bar on stderr if it is a terminal, otherwise a line after every epoch; and
+            print where a checkpoint continues.
+        seed: An integer of at least 0, for the draws of the default `arch_optimizer` and for the order of the batches:
+            batches are loaded with a separate state of torch's global generator.
 
     Returns:
-        The most likely feasible architecture, its extracted network, and the history. A warning says so if there were
-        too few steps to decide, or if NaN or infinity cost some of them or spoiled the statistics of batch norms.
+        The most likely feasible architecture, its extracted network, and the history. A warning says if there were too
+        few steps to decide, or if NaN or infinity affected steps or batch-norm statistics.
 
     Raises:
-        ValueError: An argument does not fit, the model cannot be searched, the checkpoint is of another search, in use
-            or damaged, or all validation losses or scores of an epoch were NaN or infinite.
-        OSError: The checkpoint cannot be written; before the first step, except for a disk that becomes full.
-        RuntimeError: Every candidate of five steps in a row ran out of memory.
+        ValueError: An argument does not fit, the model cannot be searched, the checkpoint belongs to another search, is
+            in use or damaged, or all validation losses or scores of an epoch were NaN or infinite.
+        OSError: The checkpoint cannot be written. Raised before the first step, unless the disk becomes full.
+        RuntimeError: Every candidate of five consecutive steps ran out of memory.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came.
 
     >>> from asng import nas

@@ -23,10 +23,9 @@ Values = Mapping[str, Any]
 
 
 class Supernet:
-    """The index of a model's decisions, built once. `OneShot.supernet` is that of the model that is searched.
+    """The index of a model's decisions, built once. `OneShot.supernet` is that of the searched model.
 
-    Changes of the model that add, remove or replace modules need a new one. Only `select` and `choose` change the
-    model.
+    After modules are added, removed or replaced, create a new one. Only `select` and `choose` change the model.
 
     Args:
         model: Any module with decisions.
@@ -37,8 +36,7 @@ class Supernet:
         paths: All modules with their paths, as `model.named_modules()` gives them.
 
     Raises:
-        ValueError: A name is declared twice, differently; a decision is where torch does not see it; the model is
-            sharded.
+        ValueError: Two decisions with one name differ; torch does not see a decision; or the model is sharded.
 
     >>> from asng.nas import OneOf, Repeat
     >>> model = nn.Sequential(OneOf("act", [nn.ReLU(), nn.Tanh()]), Repeat("depth", [nn.ELU(), nn.ELU()]))
@@ -98,7 +96,7 @@ class Supernet:
         self.choose(values)
 
     def choose(self, values: Values) -> None:
-        """Select values without checking them, such as those of `ask`.
+        """Select values without checking them, for values from `ask`.
 
         Args:
             values: One value for each decision, by name.
@@ -139,7 +137,7 @@ class Supernet:
     def active(self, values: Values) -> set[str]:
         """Find the decisions that have an effect; the others are inactive.
 
-        A `Searchable` module says in `active_modules()` which of its children run; other modules run all of them.
+        `active_modules()` of a `Searchable` module returns the children that run; other modules run all of theirs.
 
         Args:
             values: One value for each decision, by name.
@@ -168,14 +166,14 @@ class Supernet:
         """Walk the modules that run under the selected values.
 
         Args:
-            predicate: (module) -> whether to visit it; otherwise it is skipped, with all inside.
+            predicate: (module) -> whether to visit it; otherwise the module and its children are skipped.
             root: Where to start; by default the model.
 
         Returns:
             The modules, each once.
 
         Raises:
-            ValueError: `predicate` is no function, or `root` no module.
+            ValueError: `predicate` is not a function, or `root` not a module.
         """
         if not callable(predicate):
             raise ValueError(f"predicate must be a function (module) -> bool, got {predicate!r}")
@@ -215,7 +213,7 @@ class Supernet:
             A module without decisions, with copies of the weights it needs.
 
         Raises:
-            ValueError: The values do not fit, or a `build_static()` does not return what it has to.
+            ValueError: The values do not fit, or a `build_static()` returned something invalid.
             RuntimeError: `values` are not given, and a decision has no value yet.
         """
         return unfuse(self._build(values).copy())
@@ -269,8 +267,8 @@ class Supernet:
             values: One value for each decision, by name.
 
         Returns:
-            A text that is equal for architectures of the same network: those that differ only in inactive decisions, or
-            only in numbers that elastic layers round to the same sizes.
+            A string that is equal for architectures of the same network: those that differ only in inactive decisions,
+            or only in numbers that elastic layers round to the same sizes.
 
         Raises:
             ValueError: The values do not fit.
@@ -299,10 +297,10 @@ class Supernet:
             values: One value for each decision, by name.
 
         Returns:
-            JSON with one entry for each decision; choices by their index, since they may be any object.
+            JSON with one entry for each decision; choices by their index, because they may be any objects.
 
         Raises:
-            ValueError: There is no value for a decision, or it is no choice of it.
+            ValueError: A decision has no value, or another one than its choices.
 
         >>> from asng.nas import OneOf
         >>> Supernet(OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()})).key({"act": "tanh"})
@@ -326,7 +324,7 @@ def space_of(model: nn.Module) -> dict[str, Variable]:
         The names and variables of its decisions, in the order of the model.
 
     Raises:
-        ValueError: A name is declared twice, differently, or a decision is where torch does not see it.
+        ValueError: Two decisions with one name differ, or torch does not see a decision.
 
     >>> from asng.nas import OneOf
     >>> space_of(nn.Sequential(nn.Linear(2, 2), OneOf("act", [nn.ReLU(), nn.Tanh()])))
@@ -338,7 +336,7 @@ def space_of(model: nn.Module) -> dict[str, Variable]:
 def select(model: nn.Module, values: Values) -> None:
     """Select an architecture: the model behaves as this network until the next call.
 
-    It indexes the model at each call; in a loop, make a `Supernet` once and call its `select`.
+    Each call indexes the model; in a loop, create a `Supernet` once and call its `select`.
 
     Args:
         model: Any module with decisions.
@@ -381,23 +379,22 @@ def selected(model: nn.Module) -> dict[str, Any]:
 
 
 def extract(model: nn.Module, values: Values | None = None) -> nn.Module:
-    """Build the static network of an architecture, with copies of the weights it needs and no decision.
+    """Build the static network of an architecture, without decisions and with copies of its weights.
 
-    A `Searchable` module is replaced by what its `build_static()` returns, from the outside in, while its own
-    decisions are still there; decisions inside of the result are replaced next. The model is not changed. Weights that
-    layers share are shared in the result too.
+    `build_static()` replaces each `Searchable` module, from the outside in, while it still has its decisions; decisions
+    in the replacement are replaced next. The model is not changed. Tied weights stay tied.
 
     Args:
-        model: Any module with decisions, also another one with the same decisions, such as a deeper one to train from
-            scratch. Wrappers (torch.compile, DataParallel, DistributedDataParallel) are removed.
+        model: Any module with these decisions, also another one, such as a deeper model to train from scratch. Wrappers
+            (torch.compile, DataParallel, DistributedDataParallel) are removed.
         values: One value for each decision, by name; by default the selected ones.
 
     Returns:
-        A network of torch's own modules, also for layers of `asng.fused`; the user's; and `Chain`, `Item` and
+        A network of torch's modules (also in place of layers of `asng.fused`), your modules, and `Chain`, `Item` and
         `Constant`, for which torch has no equivalent.
 
     Raises:
-        ValueError: The values do not fit, or a `build_static()` does not return what it has to.
+        ValueError: The values do not fit, or a `build_static()` returned something invalid.
         RuntimeError: `values` are not given, and a decision has no value yet.
 
     >>> from asng.nas import OneOf

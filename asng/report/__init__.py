@@ -22,23 +22,23 @@ DETAILS = [(points, 2000) for points in (1000, 500, 250, 120, 60, 30)] + [(30, 4
 def write(
     folders: Iterable[str | os.PathLike[str]], path: str | os.PathLike[str], *, reload_every: int | None = None
 ) -> Path:
-    """Write a report of one or several runs: one HTML file that loads nothing, for a browser, a phone or a printer.
+    """Write a report of one or several runs: one self-contained HTML file, for browsers, phones and printers.
 
-    It has the main numbers, warnings, the architecture as a graph or as nested boxes, curves, the probabilities of all
-    decisions over time, Pareto front, limits, baselines, pictures, settings, and the command that repeats the run. Runs
-    whose settings differ by their seeds alone are also shown by mean and spread. Runs may still be going on. Files that
-    are damaged are named among the warnings. Long curves are thinned, so that the page stays below 2 MB.
+    It shows the main numbers, warnings, the architecture as a graph or as nested boxes, curves, the probabilities of
+    all decisions over time, Pareto front, limits, baselines, pictures, settings, and the command that repeats the run.
+    Runs that differ only in their seeds also get mean and standard deviation. Runs need not be finished. Warnings name
+    damaged files. Long curves are thinned, so that the page stays below 2 MB.
 
     Args:
-        folders: Of the runs, each with a `config.json`: those of `asng` commands, or of `SearchResult.save`.
-        path: Of the HTML file, which is replaced whole.
-        reload_every: Seconds after which an open page reloads itself; None: never.
+        folders: Folders of runs, each with a `config.json`, from `asng` commands or `SearchResult.save`.
+        path: Path of the HTML file, which is replaced atomically.
+        reload_every: Seconds after which an open page reloads; None for never.
 
     Returns:
         The path of the HTML file.
 
     Raises:
-        ValueError: There are no folders, one is no run, the runs are too many for one page, or an argument is of a
+        ValueError: There are no folders, one is not a run, there are too many runs for one page, or an argument has a
             wrong type.
 
     >>> import json, tempfile

@@ -42,7 +42,7 @@ def draw_pictures(folders: Iterable[Path]) -> list[Html]:
 def _reason(path: Path, content: bytes, left: int) -> str:
     """Why a picture cannot be in a page; empty if it can."""
     if not content.startswith(SIGNATURE):
-        return "it is no PNG file"
+        return "it is not a PNG file"
     if "celeba" in path.name.lower():
         return "the terms of CelebA forbid to pass its images on"
     if len(content) > min(MAX_PICTURE, left):

@@ -80,13 +80,13 @@ def _find_short_search(run: RunData) -> Iterator[str]:
     elif steps is not None and certainty < MIN_CERTAINTY and _is_noise(run, steps, free):
         yield (
             f"The scores were mostly noise: the step size fell to {run.records[-1]['delta']:.2g} in "
-            f"{format_number(steps)} steps, as it does where scores are random. Judge by larger batches, or let "
-            "nas.rerank choose."
+            f"{format_number(steps)} steps, as it does for random scores. Use larger validation batches, or use "
+            "nas.rerank."
         )
     elif run.certainty is not None and certainty < MIN_DECIDED:
         yield (
-            f"The search ended undecided: its certainty is {certainty:.2f}, where 0 is the start and 1 the most that "
-            "the distribution can reach; noise alone leads to about 0.5. Search for longer, or judge by larger batches."
+            f"The search ended undecided: its certainty is {certainty:.2f}, from 0 at the start to 1 at most; noise "
+            "alone leads to about 0.5. Search for longer, or use larger validation batches."
         )
 
 

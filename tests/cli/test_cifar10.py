@@ -89,8 +89,8 @@ def test_a_dry_run_of_a_retraining_counts_parameters_as_its_limit_and_names_the_
     assert estimate["parameters"] == num_parameters(random_values(0), 2, 3)
     head = sum(parameter.numel() for parameter in auxiliary_head(8, affine=True).parameters())
     assert estimate["training_only_parameters"] == head
-    line = f"Parameters: {estimate['parameters']:,}, and {head:,} that only training uses, such as an auxiliary head;"
-    assert f"{line} no limit counts these" in run(*words).out.splitlines()
+    line = f"Parameters: {estimate['parameters']:,}, and {head:,} only for training, such as an auxiliary head,"
+    assert f"{line} which limits do not count" in run(*words).out.splitlines()
 
 
 def test_a_training_in_which_dropped_paths_cut_many_images_off_says_so_before_it_begins(tmp_path, plain):

@@ -173,8 +173,13 @@ def test_the_examples_of_help_are_commands_that_are_understood(command, monkeypa
 
 
 def test_with_a_preset_help_shows_its_defaults():
-    assert "--runs INT              Independent runs of each setting. [100]" in run("toy", "sweep", "--help").out
-    assert "--runs INT              Independent runs of each setting. [8]" in run("toy", "sweep", "--quick", "-h").out
+    assert (
+        "--runs INT              Number of independent runs of each setting. [100]" in run("toy", "sweep", "--help").out
+    )
+    assert (
+        "--runs INT              Number of independent runs of each setting. [8]"
+        in run("toy", "sweep", "--quick", "-h").out
+    )
 
 
 # --quiet and --json
@@ -252,11 +257,11 @@ def test_a_dry_run_says_how_far_its_steps_differ_and_that_the_machine_is_busy(mo
     estimate = {"steps": 10, **timing.estimate(10), "memory_bytes": None, "disk_bytes": None}
     assert describe_estimate(estimate)[1:3] == [
         "Time: 30 s; 10 s to 1 min by the fastest and the slowest of these steps",
-        "Load: 3.0 processes per core, without which times are shorter; OMP_NUM_THREADS=1 keeps torch's 2 threads from "
+        "Load: 3.0 processes per core; an idle machine is faster; OMP_NUM_THREADS=1 keeps torch's 2 threads from "
         "waiting for each other",
     ]
     alone = describe_estimate({**estimate, "load": 0.5, "slowest_step": 1.0, "fastest_step": 1.0})
-    assert alone[1:] == ["Time: 30 s, by a single step", "Nothing was run or written; without --dry-run it begins."]
+    assert alone[1:] == ["Time: 30 s, by a single step", "Nothing was run or written; leave out --dry-run to start."]
 
 
 def test_a_run_says_first_and_once_that_the_machine_is_busy(folder, monkeypatch):
@@ -264,9 +269,7 @@ def test_a_run_says_first_and_once_that_the_machine_is_busy(folder, monkeypatch)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     words = ["stripes", "search", *TINY, "--seeds", "2"]
-    busy = run(*words).out.partition(
-        "Load: 3.0 processes per core, without which times are shorter; OMP_NUM_THREADS=1 "
-    )
+    busy = run(*words).out.partition("Load: 3.0 processes per core; an idle machine is faster; OMP_NUM_THREADS=1 ")
     assert "Seed 0:" in busy[2]
     assert "Load: " not in busy[0] + busy[2]
     assert "Load: " not in run(*words, "--quiet").out
@@ -341,7 +344,7 @@ def test_more_seeds_continue_where_it_was(folder):
 def test_folders_of_several_seeds_do_not_nest_into_a_run(folder):
     assert run("stripes", "search", *TINY, "--out", "one").code == 0
     error = refusal("stripes", "search", *TINY, "--seeds", "2", "--out", "one")
-    assert error == "one holds a run of its own; give the folders of several seeds another one (--out)"
+    assert error == "one holds a single run; choose another folder (--out) for several seeds"
     assert not list((folder / "one").glob("seed*"))
 
 
@@ -379,7 +382,7 @@ def test_a_wrong_path_is_one_line_with_the_nearest_right_one(folder):
     (folder / "network.json").write_text("{}")
     error = refusal("stripes", "retrain", "--architecture", "netwrok.json")
     assert error.endswith("; did you mean network.json?")
-    assert refusal("resume", "runs") == "runs is no run: it has no config.json; in it is the run runs/digits"
+    assert refusal("resume", "runs") == "runs is not a run: it has no config.json; in it is the run runs/digits"
 
 
 @pytest.mark.long

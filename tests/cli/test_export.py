@@ -208,7 +208,7 @@ def test_a_search_of_ones_own_is_one_whatever_its_settings_call_it(settings, tmp
     for verb in ("export", "resume"):
         assert refusal(verb, "mine").startswith("mine is a search of your own")
     for verb in ("retrain", "evaluate"):
-        assert "mine is no run of cifar10, but a search of your own" in refusal("cifar10", verb, "mine")
+        assert "mine is not a run of cifar10, but a search of your own" in refusal("cifar10", verb, "mine")
     (listed,) = json.loads(run("runs", ".", "--json").out)["runs"]
     assert listed["state"] == "finished"
     assert run("report", "mine").code == 0

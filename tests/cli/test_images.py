@@ -196,16 +196,16 @@ def test_a_folder_in_use_is_refused(experiment, tmp_path):
 
 def test_a_search_that_has_not_finished_cannot_be_retrained(experiment, tmp_path):
     words = (experiment.name, "retrain", tmp_path)
-    assert refusal(*words) == f"{tmp_path} is no run: it has no config.json"
+    assert refusal(*words) == f"{tmp_path} is not a run: it has no config.json"
     (tmp_path / "config.json").write_text('{"experiment": "toy", "kind": "search"}')
-    assert refusal(*words) == f"{tmp_path} is no run of {experiment.name}: its config.json says 'toy'"
+    assert refusal(*words) == f"{tmp_path} is not a run of {experiment.name}: its config.json says 'toy'"
     (tmp_path / "config.json").write_text(json.dumps({"experiment": experiment.name, "kind": "search"}))
     assert refusal(*words).startswith(f"there is no {tmp_path / 'architecture.json'} yet; let the run get that far")
 
 
 def test_what_is_no_run_is_not_evaluated(experiment, tmp_path, monkeypatch):
     monkeypatch.setenv("ASNG_DATA", str(tmp_path / "nowhere"))  # it is said before data is looked for
-    assert refusal(experiment.name, "evaluate", tmp_path) == f"{tmp_path} is no run: it has no config.json"
+    assert refusal(experiment.name, "evaluate", tmp_path) == f"{tmp_path} is not a run: it has no config.json"
     (tmp_path / "config.json").write_text(json.dumps({"experiment": experiment.name, "kind": "search"}))
     assert refusal(experiment.name, "evaluate", tmp_path).startswith(f"there is no {tmp_path / 'checkpoint.pt'} yet")
 

@@ -265,8 +265,8 @@ def test_an_architecture_of_no_autoencoder_is_wrong_input(tmp_path, search_run):
     assert refusal("inpainting", "retrain", "--architecture", "base").startswith("base has as many layers as")
     values = base_values(search_space("cat", 3, widths=(2, 4)), 2, channels=2)
     for content, message in (
-        (to_json({"normal0.in1": 1}), "this is no autoencoder: "),
-        (to_json({**values, "layer2.channels": "many"}), "this is no autoencoder: "),
+        (to_json({"normal0.in1": 1}), "this is not an autoencoder: "),
+        (to_json({**values, "layer2.channels": "many"}), "this is not an autoencoder: "),
         (to_json({**values, "layer1.type": "7x7 skip"}), "'7x7 skip' is outside of"),
         (to_json({**values, "layer2.connection": 3}), "3 is outside of"),  # it would lead in a circle
         (to_json({k: v for k, v in values.items() if k != "output.connection"}), "no value for 'output.connection'"),
@@ -279,10 +279,14 @@ def test_baselines_need_a_search_that_has_finished(tmp_path):
     (tmp_path / "config.json").write_text('{"experiment": "cifar10", "kind": "search"}')
     words = ["inpainting", "retrain", tmp_path, "--architecture"]
     for word in ("base", "random"):
-        assert refusal(*words, word).startswith(f"{tmp_path} is no run of inpainting: its config.json says 'cifar10'")
+        assert refusal(*words, word).startswith(
+            f"{tmp_path} is not a run of inpainting: its config.json says 'cifar10'"
+        )
     (tmp_path / "config.json").write_text('{"experiment": "inpainting", "kind": "retrain"}')
     for word in ("base", "random"):
-        assert refusal(*words, word) == f"{tmp_path} is no search, beside which {word} could be trained"
+        assert (
+            refusal(*words, word) == f"{tmp_path} is not a search; --architecture {word} needs the folder of a search"
+        )
     settings = {"experiment": "inpainting", "kind": "search", "encoding": "cat", "layers": 3, "widths": [2, 4]}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     assert refusal(*words, "base").startswith(f"there is no {tmp_path / 'architecture.json'} yet; let the run get that")
@@ -309,7 +313,9 @@ def test_the_checkpoint_of_a_run_with_one_other_setting_is_refused(search_run, p
     ours = tmp_path / CHECKPOINT
     ours.write_bytes((search_run[0] / CHECKPOINT).read_bytes())
     for again in (words, ["inpainting", "evaluate", tmp_path]):
-        assert refusal(*again).startswith(f"{ours} is of another run ({message}); to continue it, give what it had; ")
+        assert refusal(*again).startswith(
+            f"{ours} is of another run ({message}); to continue it, restore these settings; "
+        )
 
 
 def test_evaluating_does_not_write_through_links(search_run, tmp_path):

@@ -256,7 +256,7 @@ def test_ctrl_c_says_where_things_are_only_if_they_are_kept(capsys, tmp_path):
     for folder, message in (
         (None, "Interrupted.\n"),
         (empty, "Interrupted. Nothing was saved.\n"),
-        (begun, f"Interrupted. What is finished is in {begun}; the same command continues.\n"),
+        (begun, f"Interrupted. Finished parts are in {begun}; the same command continues.\n"),
     ):
         with pytest.raises(KeyboardInterrupt), command_progress_bar("toy", folder, Console(width=80)):
             raise KeyboardInterrupt
@@ -303,7 +303,7 @@ def test_a_signal_keeps_what_is_finished_and_the_same_command_continues(tmp_path
     program = hold_at(Run, "append", 1, sign) + MAIN
     done = interrupt(["-c", program, "toy", "sweep", *LONGER, "--out", str(parted)], sign.exists, *numbers)
     assert done.code == 130
-    assert done.err == f"Interrupted. What is finished is in {parted}; the same command continues.\n"
+    assert done.err == f"Interrupted. Finished parts are in {parted}; the same command continues.\n"
     kept = results.read_text()
     assert kept.count("\n") == 1 < (whole / "results.jsonl").read_text().count("\n")
     assert not (parted / "summary.json").exists()
@@ -390,7 +390,7 @@ def test_digits_continues_after_a_signal_in_a_training(tmp_path, number):
     assert run(*words, whole).code == 0
     program = hold_at(Run, "append", 2, sign) + MAIN
     done = interrupt(["-c", program, *words, str(parted)], sign.exists, number)
-    said = f"Interrupted. What is finished is in {parted}; the same command continues.\n"
+    said = f"Interrupted. Finished parts are in {parted}; the same command continues.\n"
     assert (done.code, done.err) == (130, said)
     assert (parted / "results.jsonl").read_text().count("\n") == 2
     assert run(*words, parted).code == 0
@@ -416,5 +416,5 @@ def test_digits_ends_in_its_result_beside_the_baselines(tmp_path):
         f"{100 * summary['accuracy'][kind]['mean']:.2f}" for kind in kinds
     ]
     *_, comment, last = done.out.splitlines()
-    assert comment.startswith("On 597 test images an accuracy has a standard error of ")
+    assert comment.startswith("With 597 test images the standard error of an accuracy is ")
     assert last == f"Architecture: {tmp_path / 'architecture.json'}"

@@ -62,7 +62,7 @@ def test_wrong_input_is_refused_in_one_line(words, message, tmp_path, monkeypatc
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    assert refusal("report", str(tmp_path)) == f"{tmp_path} is no run: it has no config.json"
+    assert refusal("report", str(tmp_path)) == f"{tmp_path} is not a run: it has no config.json"
 
 
 def test_watching_writes_again_until_ctrl_c_and_then_a_page_that_rests(tmp_path):

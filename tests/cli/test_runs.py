@@ -233,10 +233,11 @@ def test_what_cannot_be_resumed_is_refused_in_one_line_with_a_cure(folder):
         assert refusal("resume", "busy") == "busy is running already; asng runs busy shows how far it is"
     (folder / "other").mkdir()
     (folder / "other" / "config.json").write_text('{"experiment": "toy", "kind": "swep"}')
-    error = "other/config.json says 'toy swep', which is no command that makes runs; did you mean toy sweep?"
+    error = "other/config.json says 'toy swep', which is not a command that makes runs; did you mean toy sweep?"
     assert refusal("resume", "other") == error
     assert refusal("resume") == (
-        "asng resume needs RUN: folder of a search, a retraining, a tuning or a sweep, or of those of several seeds"
+        "asng resume needs RUN: folder of a search, a retraining, a tuning or a sweep, "
+        "or the common folder of several seeds"
     )
 
 

@@ -301,7 +301,7 @@ def test_a_forged_state_is_refused_and_the_file_stays(tmp_path, change):
 
 def test_a_pipe_in_place_of_the_checkpoint_is_refused(tmp_path):
     os.mkfifo(tmp_path / "state.json")
-    with pytest.raises(ValueError, match=r"state\.json is no regular file; remove it, or use another path"):
+    with pytest.raises(ValueError, match=r"state\.json is not a regular file; remove it, or use another path"):
         minimize(loss, BLEND, **SETTINGS, checkpoint=tmp_path / "state.json")
 
 

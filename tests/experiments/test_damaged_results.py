@@ -101,7 +101,7 @@ def test_a_record_that_no_search_of_digits_writes_is_refused(tmp_path, record):
 def test_a_search_that_found_what_is_not_in_the_space_is_refused(tmp_path, name):
     record = {**FOUND, name: {**digits.HANDCRAFTED, "width": 99}}
     open_with(tmp_path, "digits", "search", DIGITS, [json.dumps(record)])
-    with pytest.raises(ValueError, match=r"is damaged \(99 is outside of .*'width'\); delete the folder"):
+    with pytest.raises(ValueError, match=r"is damaged \(99 is outside of .*'width'\)\); delete the folder"):
         digits.run(DIGITS, tmp_path)
 
 

@@ -122,7 +122,7 @@ def test_an_attribute_that_cannot_be_copied_is_named():
     model = nn.Sequential(Calling(lambda module: Lock()))
     with pytest.raises(TypeError, match="cannot pickle") as caught:
         extract(model, {"op": 1})
-    assert caught.value.__notes__[0] == "in copying the attribute 'call' of Calling"
+    assert caught.value.__notes__[0] == "while copying the attribute 'call' of Calling"
 
 
 def test_activations_that_a_module_keeps_are_copied():
@@ -140,7 +140,7 @@ def test_a_forward_hook_on_what_is_replaced_is_refused(hooked):
     handle = hooked.register_forward_hook(lambda module, inputs, output: 2 * output)
     values = ASNG(nas.space_of(model)).mode()
     with pytest.raises(
-        ValueError, match=rf"^0 \({type(hooked).__name__}\) has a forward hook, which \w+ in its place would"
+        ValueError, match=rf"^0 \({type(hooked).__name__}\) has a forward hook, which its replacement \w+ would"
     ):
         extract(model, values)
     handle.remove()

@@ -34,9 +34,7 @@ def test_build_static_must_return_a_module():
         def build_static(self) -> Any:
             pass
 
-    with pytest.raises(
-        TypeError, match=r"build_static\(\) of Stuck must return a module, which takes its place, got None"
-    ):
+    with pytest.raises(TypeError, match=r"build_static\(\) of Stuck must return a module, its replacement, got None"):
         extract(Stuck(), {"from": 0})
 
 
@@ -223,9 +221,7 @@ def test_a_module_that_replaces_itself_has_no_inactive_parts():
     static = extract(nn.Sequential(Itself(Value("depth", Integer(1, 3)), blocks)), {"depth": 3})
     assert torch.equal(static(torch.ones(1, 4)), nn.Sequential(*blocks)(torch.ones(1, 4)))
     choice = nn.Sequential(OwnChoice("act", [nn.ReLU(), nn.Tanh()]))
-    with pytest.raises(
-        ValueError, match=r"of 0 \(OwnChoice\) returned the module itself, which is to be decided; return"
-    ):
+    with pytest.raises(ValueError, match=r"of 0 \(OwnChoice\) returned the module itself, which is a decision; return"):
         extract(choice, {"act": 1})
 
 
@@ -332,7 +328,7 @@ def test_a_build_static_that_returns_what_holds_it_is_an_error():
 
     model = nn.Sequential(Around(Value("depth", Integer(1, 3)), [nn.Linear(4, 4)]))
     model[0].__dict__["around"] = [model]
-    with pytest.raises(ValueError, match=r"is inside of what its own build_static\(\) returned"):
+    with pytest.raises(ValueError, match=r"is inside the module that its own build_static\(\) returned"):
         extract(model, {"depth": 1})
 
 

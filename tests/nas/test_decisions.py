@@ -203,13 +203,13 @@ FITTING = {"op": "b", "from": 2, "depth": 2, "rate": 0.5, "w": 4, "array": np.ar
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"op": "c"}, r"'c' is outside of Categorical\(choices=\('a', 'b'\)\), which is 'op'"),
+        ({"op": "c"}, r"'c' is outside of Categorical\(choices=\('a', 'b'\)\) of 'op'"),
         ({"op": 0}, "0 is outside of .*'op'"),
         ({"from": 3}, "3 is outside of .*'from'"),
         ({"from": -1}, "-1 is outside of .*'from'"),
         ({"from": True}, "True is outside of .*'from'"),
         ({"from": 1.0}, "1.0 is outside of .*'from'"),
-        ({"depth": 0}, r"0 is outside of Integer\(low=1, high=2\), which is 'depth'"),
+        ({"depth": 0}, r"0 is outside of Integer\(low=1, high=2\) of 'depth'"),
         ({"depth": 3}, "3 is outside of .*'depth'"),
         ({"depth": 1.5}, "1.5 is outside of .*'depth'"),
         ({"depth": True}, "True is outside of .*'depth'"),

@@ -265,7 +265,7 @@ def test_a_limit_needs_a_bound():
 
 
 def test_bounds_that_nothing_meets_are_refused():
-    with pytest.raises(ValueError, match="no cost is at least 20 and at most 10, as the limit of parameters asks"):
+    with pytest.raises(ValueError, match="no cost can be at least 20 and at most 10; swap the bounds of parameters"):
         Limit(parameters, 10, at_least=20)
 
 

@@ -258,7 +258,7 @@ def test_the_checkpoint_of_another_run_is_refused_by_what_differs(foreign, tmp_p
     path = tmp_path / "mine" / CHECKPOINT
     path.write_bytes((tmp_path / name / CHECKPOINT).read_bytes())
     before = read_but_starts(tmp_path / "mine")
-    cure = "; to continue it, give what it had; use another path, or delete it to start over"
+    cure = "; to continue it, restore these settings; use another path, or delete it to start over"
     with pytest.raises(ValueError, match=rf"^{path} is of another run {message}{cure}$"):
         run(Noisy(), tmp_path / "mine", epochs=2, config=foreign)
     assert read_but_starts(tmp_path / "mine") == before
@@ -419,7 +419,7 @@ def test_a_pipe_among_the_files_is_refused_without_waiting(tmp_path, name):
     run(Noisy(), tmp_path)
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
-    with pytest.raises(ValueError, match=rf"{name} is no regular file; remove it, or use another path"):
+    with pytest.raises(ValueError, match=rf"{name} is not a regular file; remove it, or use another path"):
         run(Noisy(), tmp_path)
 
 

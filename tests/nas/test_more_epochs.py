@@ -100,7 +100,7 @@ def test_a_schedule_of_ones_own_goes_on_and_another_says_how_to(tmp_path):
     path = tmp_path / "search.pt"
     scheduled_search(path, epochs=2, length=2)
     with pytest.raises(
-        ValueError, match=r"\(lr_scheduler\.T_max: 2 there, 4 here\); to continue it, give what it had;"
+        ValueError, match=r"\(lr_scheduler\.T_max: 2 there, 4 here\); to continue it, restore these settings;"
     ):
         scheduled_search(path, epochs=4, length=4)
     assert len(scheduled_search(path, epochs=4, length=2).history) == 4

@@ -43,7 +43,7 @@ def warnings_of(model=None, **settings):
 def test_a_bad_batch_is_told_once_with_its_loader_and_the_number_of_steps(loader, what, bad):
     _, told = warnings_of(**{loader: with_one_bad(bad)}, epochs=3)
     assert told == [
-        f"in 1 of 5 steps of epoch 1 {what} NaN or infinite, so that nothing was learned; look for NaN in the batches "
+        f"in 1 of 5 steps of epoch 1 {what} NaN or infinite, so nothing was learned; look for NaN in the batches "
         f"of {loader} and for divisions by 0, or lower the learning rate"
     ]
 

@@ -198,7 +198,7 @@ def test_a_search_on_noise_is_warned_of_and_one_with_a_difference_is_not():
     dice = random.Random(0)
     with pytest.warns(
         UserWarning,
-        match=r"mostly noise: the step size delta fell to 0\.0\d+ in 100 steps, .* population_size=4\), or let",
+        match=r"mostly noise: the step size delta fell to 0\.0\d+ in 100 steps, .* population_size=4\), or use",
     ):
         noisy_search(lambda model, x: dice.random())
     noisy_search(lambda model, x: dice.random() + 2 * selected(model)["which"])  # a warning would be an error

@@ -64,7 +64,7 @@ def test_a_saved_architecture_is_read_back(found, tmp_path):
 def test_a_folder_with_a_run_is_not_overwritten(found, tmp_path):
     found.save(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match="holds a run already; save the result in another folder"):
+    with pytest.raises(ValueError, match="already holds a run; save the result in another folder"):
         found.save(tmp_path)
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
@@ -82,7 +82,7 @@ def test_settings_that_json_cannot_hold_are_refused_before_anything_is_written(t
 
 @pytest.mark.parametrize("name", ["format", "version"])
 def test_settings_do_not_say_how_the_folder_is_read(name, tmp_path):
-    with pytest.raises(ValueError, match=f"settings must not have '{name}', by which asng reads the folder"):
+    with pytest.raises(ValueError, match=f"settings must not contain '{name}', which asng writes itself"):
         result_with([]).save(tmp_path / "mine", {name: "png"})
     assert not (tmp_path / "mine").exists()
 

@@ -158,6 +158,9 @@ def test_a_schedule_in_steps_resumes_bit_for_bit(tmp_path, call):
     assert same(one_cycle_search(tmp_path / "search.pt"), whole)
 
 
+OF_SEQUENTIAL = pytest.mark.filterwarnings("ignore:The epoch parameter in")  # by torch 2.6's SequentialLR itself
+
+
 def warm_up(weights):
     return SequentialLR(weights, [LinearLR(weights, 0.1, total_iters=3), ExponentialLR(weights, 0.5)], [3])
 
@@ -166,6 +169,7 @@ def warm_up_times_decay(weights):
     return ChainedScheduler([LinearLR(weights, 0.1, total_iters=3), ExponentialLR(weights, 0.5)])
 
 
+@OF_SEQUENTIAL
 @pytest.mark.parametrize("make", [warm_up, warm_up_times_decay])
 def test_schedules_made_of_others_are_stepped_as_torch_steps_them(make):
     weights = torch.optim.SGD([torch.zeros(1)], 0.1)
@@ -177,6 +181,7 @@ def test_schedules_made_of_others_are_stepped_as_torch_steps_them(make):
     assert lrs_of(make, scheduler_interval="step") == pytest.approx(expected)
 
 
+@OF_SEQUENTIAL
 @pytest.mark.parametrize("make", [warm_up, warm_up_times_decay])
 def test_schedules_made_of_others_resume_bit_for_bit(tmp_path, make):
     def search_with(checkpoint, loss_fn=cross_entropy):

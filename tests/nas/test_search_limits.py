@@ -227,7 +227,7 @@ def test_where_none_is_feasible_a_warning_says_how_near_it_came(tmp_path):
     assert sum(p.numel() for p in result.model.parameters()) == smallest
     assert all(record["feasible"] == 0 for record in result.history)
     assert [limit["cost"] for limit in result.limits] == [smallest, None]  # the second one was never measured
-    nearest = f"infeasible, the nearest to the limits of all that were measured: parameters {smallest} of at most 50"
+    nearest = f"infeasible, the nearest to the limits of all measured: parameters {smallest} of at most 50"
     assert nearest in str(result).splitlines()
 
 
@@ -265,7 +265,7 @@ def test_printed_costs_have_the_digits_that_decide():
     limits = [Limit(lambda model, values: 1_000_001, 1_000_000, name="cost"), Limit(parameters, Fraction(401, 2))]  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="the nearest has cost 1000001 of at most 1000000"):
         found = result(make_oneshot(limits=limits))
-    nearest = "infeasible, the nearest to the limits of all that were measured: cost 1000001 of at most 1000000"
+    nearest = "infeasible, the nearest to the limits of all measured: cost 1000001 of at most 1000000"
     assert nearest in str(found).splitlines()
     assert "of at most 200.5" in str(result(make_oneshot(limits=limits[1:])))
 

@@ -30,7 +30,9 @@ def test_a_model_without_decisions_is_refused():
 def test_a_torch_optimizer_in_the_place_of_asng_is_refused():
     model = Net()
     weight_optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with pytest.raises(ValueError, match=r"optimizer moves the architecture, .* got SGD; pass the torch optimizer"):
+    with pytest.raises(
+        ValueError, match=r"optimizer must be an optimizer of asng, .* got SGD; pass the torch optimizer"
+    ):
         OneShot(model, weight_optimizer, weight_optimizer, cross_entropy)  # type: ignore[arg-type]
 
 
@@ -78,7 +80,7 @@ def test_choices_that_are_arrays_are_compared():
 
 def test_sparse_gradients_are_refused_by_name():
     model = nn.Sequential(nn.Embedding(5, 3, sparse=True), OneOf("op", [nn.Identity(), nn.Tanh()]))
-    with pytest.raises(ValueError, match=r"^0 has sparse gradients, .* make it with sparse=False"):
+    with pytest.raises(ValueError, match=r"^0 has sparse gradients, .* use sparse=False"):
         make_oneshot(model)
 
 
@@ -102,7 +104,7 @@ def test_a_parameter_of_two_optimizers_is_refused_by_name():
 
 def test_an_optimizer_that_needs_a_closure_is_refused():
     model = Net()
-    with pytest.raises(ValueError, match=r"^LBFGS asks for a closure .*use a torch optimizer that steps without one"):
+    with pytest.raises(ValueError, match=r"^LBFGS needs a closure .*use a torch optimizer without a closure"):
         make_oneshot(model, weight_optimizer=torch.optim.LBFGS(model.parameters()))
 
 

@@ -189,7 +189,7 @@ def test_layers_with_sizes_of_several_decisions_are_captured():
 def test_a_decision_on_what_runs_is_no_size_and_the_cure_works(chosen):
     kind = type(chosen).__name__
     for use in (lambda: nas.Linear(2, chosen), lambda: chosen * 2):
-        with pytest.raises(ValueError, match=rf"but the {kind} 'n' chooses what runs; .* nas\.Value\('n', "):
+        with pytest.raises(ValueError, match=rf"but the {kind} 'n' is not; .* nas\.Value\('n', "):
             use()
 
 

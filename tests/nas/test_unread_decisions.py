@@ -36,14 +36,14 @@ def warnings_of(oneshot, steps=12):
 def test_decisions_that_nothing_reads_are_named_once():
     forgotten = [Value("head_dim", Integer(1, 4)), OneOf("op", [nn.ReLU(), nn.Tanh()])]
     assert warnings_of(make_oneshot(Forgotten(*forgotten))) == [
-        "nothing has read the decisions 'head_dim', 'op' in the first 10 steps, so that no architecture depends on "
+        "nothing has read the decisions 'head_dim', 'op' in the first 10 steps, so no architecture depends on "
         "them; does forward() use them?"
     ]
 
 
 def test_a_layer_that_does_not_run_reads_nothing():
     (message,) = warnings_of(make_oneshot(Forgotten(nas.Linear(3, Width("width", 2, 4)))))
-    assert message.startswith("nothing has read the decision 'width' in the first 10 steps, so that no architecture")
+    assert message.startswith("nothing has read the decision 'width' in the first 10 steps, so no architecture")
 
 
 def test_it_takes_ten_steps():

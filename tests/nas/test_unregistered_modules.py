@@ -46,7 +46,7 @@ def op() -> OneOf:
 )
 def test_decisions_where_torch_does_not_see_them_are_named_with_the_cure(kept, message):
     model = nn.ModuleDict({"body": Holder(kept(), act=OneOf("act", [nn.ReLU(), nn.Tanh()]))})
-    cure = "; use nn.ModuleList, nn.ModuleDict or an attribute, or keep it outside of the model"
+    cure = "; use nn.ModuleList, nn.ModuleDict or an attribute, or keep it outside the model"
     for use in (space_of, lambda m: select(m, {"act": 0}), lambda m: extract(m, {"act": 0})):
         with pytest.raises(ValueError) as error:  # noqa: PT011
             use(model)

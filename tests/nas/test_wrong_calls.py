@@ -42,7 +42,7 @@ WITHOUT_END = {
     "Pick": (lambda: nas.Pick("x", 10**29), "inputs of Pick 'x' must be at most 100,000, got 1000"),
     "OneOf": (
         lambda: nas.OneOf("x", endless_modules()),
-        "OneOf 'x' .*, but they are more than 10,000, got <gen.*fewer",
+        "OneOf 'x' .*, but they are more than 10,000, got <gen.*shorter",
     ),
     "OneOf of numbers": (lambda: nas.OneOf("x", itertools.count()), r"OneOf 'x' .* more than 10,000, got count\(0\)"),
     "Repeat": (lambda: nas.Repeat("x", itertools.repeat(nn.ReLU())), r"Repeat 'x' .* more than 10,000, got repeat"),
@@ -62,17 +62,23 @@ WITHOUT_END = {
     ),
 }
 SIZES = {
-    "infinite": (lambda: WIDTH * math.inf, "a size is made from finite numbers, got inf"),
-    "NaN": (lambda: math.nan + WIDTH, "a size is made from finite numbers, got nan"),
+    "infinite": (lambda: WIDTH * math.inf, "a size needs finite numbers, got inf"),
+    "NaN": (lambda: math.nan + WIDTH, "a size needs finite numbers, got nan"),
     "overflow": (lambda: nas.Linear(2, WIDTH / 1e-320), "'width' / 1e-320 overflows .*larger divisors"),
     "rounded to nothing": (lambda: WIDTH.round_to(0), "a multiple of at least 1, got 0"),
     "rounded to a fraction": (lambda: WIDTH.round_to(2.5), "an integer or follows a decision, got 2.5"),
     "divided by nothing": (lambda: nas.Linear(2, WIDTH // 0), "'width' // 0 divides by 0 .*never 0"),
-    "a tensor": (lambda: torch.ones(3, 3) * WIDTH, r"^'width' and a tensor make no size; .* the decision's \.value$"),
-    "a tensor and a size": (lambda: (WIDTH * 2 - 1) / torch.ones(3), r"^2 \* 'width' - 1 and a tensor make no size"),
+    "a tensor": (
+        lambda: torch.ones(3, 3) * WIDTH,
+        r"^'width' cannot be combined with a tensor; .* the decision's \.value$",
+    ),
+    "a tensor and a size": (
+        lambda: (WIDTH * 2 - 1) / torch.ones(3),
+        r"^2 \* 'width' - 1 cannot be combined with a tensor",
+    ),
     "a tensor and a real number": (
         lambda: torch.ones(()) * nas.Value("rate", Real(0.0, 1.0)),
-        "^'rate' and a tensor make no size",
+        "^'rate' cannot be combined with a tensor",
     ),
     "a tensor alone": (
         lambda: nas.Linear(torch.ones(32, 4), 2),

@@ -191,5 +191,5 @@ def test_files_that_are_none_are_named(tmp_path):
     (run / "summary.json").mkdir()
     (run / "metrics.jsonl").symlink_to("/dev/zero")
     text = write(tmp_path, run).text("Warnings")
-    assert "metrics.jsonl is no regular file" in text
+    assert "metrics.jsonl is not a regular file" in text
     assert "summary.json" in text

@@ -317,7 +317,7 @@ def test_pictures_of_the_users_own_are_embedded(tmp_path):
     [
         ("restored.png", PNG, "it shows faces of the data, and the terms of CelebA forbid to pass its images on"),
         ("restored-celeba.png", PNG, "the terms of CelebA forbid to pass its images on"),
-        ("restored-text.png", b"<svg onload=alert(1)>", "it is no PNG file"),
+        ("restored-text.png", b"<svg onload=alert(1)>", "it is not a PNG file"),
         ("restored-large.png", PNG + bytes(300_000), "it has 300,108 bytes"),
     ],
 )
@@ -375,6 +375,6 @@ def test_folders_are_a_list_of_runs(tmp_path):
         report.write("runs/one", tmp_path / "report.html")
     with pytest.raises(ValueError, match="there are no folders; give those of one or more runs"):
         report.write([], tmp_path / "report.html")
-    with pytest.raises(ValueError, match=r"is no run: it has no config\.json"):
+    with pytest.raises(ValueError, match=r"is not a run: it has no config\.json"):
         report.write([tmp_path], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()

@@ -15,7 +15,7 @@ from asng.experiments.cifar10.space import CELL_KINDS, NODES, Paths, cell_paths,
 
 
 class CutOff(NamedTuple):
-    """Shares of the images that reach neither the classifier nor the auxiliary head."""
+    """The share of the images that do not reach the classifier, and of those that do not reach the auxiliary head."""
 
     output: float
     auxiliary: float

@@ -28,36 +28,35 @@ class Cifar10DataSettings(DataSettings):
     """The folder of the images, the device and its kernels."""
 
     kernels: Kernels = "fused"
-    """On a GPU: fused, Triton kernels for pools, batch norms and separable convolutions; torch, its own."""
+    """On a GPU: fused, Triton kernels for pools, batch norms and separable convolutions; torch, torch's kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10SearchSettings(SearchSettings, EpochSettings):
     """Search the two cells of an image classifier on CIFAR-10: section 3.2 of the paper.
 
-    One half of the training images moves the weights, the other the distribution of architectures.
-    After every epoch a line of metrics.jsonl and a checkpoint; at the end architecture.json, summary.json
-    and pictures of the cells. Ctrl-C saves; the same command continues. The data is downloaded where it
-    is missing.
+    One half of the training images trains the weights, the other scores architectures. Writes a line of metrics.jsonl
+    and a checkpoint after every epoch, and architecture.json, summary.json and pictures of the cells at the end. Ctrl-C
+    saves; the same command continues. Missing data is downloaded.
 
     Examples:
       asng cifar10 search                  as in the paper: 100 epochs, for a GPU
-      asng cifar10 search --small          a look, about five minutes on two cores
-      asng cifar10 search --dry-run        what it would take; nothing is run
+      asng cifar10 search --small          a short run, five minutes on two cores
+      asng cifar10 search --dry-run        an estimate of time and memory
       asng cifar10 search --method sng --out runs/sng
       asng cifar10 search --max-params 200000 --epochs 50
     """
 
     epochs: int = 100
-    """Passes over one half of the training images; the other half judges architectures."""
+    """Passes over one half of the training images; the other half scores architectures."""
     channels: int = 16
     """Channels of the first cell."""
     cells: int = 8
-    """Cells of the network; those at a third and at two thirds of it reduce."""
+    """Number of cells; those at a third and at two thirds of the network are reduction cells."""
     num_train_images: int = 50_000
-    """Training images that are used, in both halves together."""
+    """Number of training images, both halves together."""
     num_test_images: int = 10_000
-    """Test images that are used after each epoch."""
+    """Number of test images after each epoch."""
 
     def __post_init__(self) -> None:
         check_settings(self, channels=2, cells=3, batch_size=2, population_size=2)
@@ -67,11 +66,10 @@ class Cifar10SearchSettings(SearchSettings, EpochSettings):
 class Cifar10RetrainSettings(EpochSettings):
     """Train an architecture from scratch on all of CIFAR-10's training images, and test it.
 
-    The number of channels is the largest with at most --max-params. Ctrl-C saves; the same command
-    continues.
+    The number of channels is the largest within --max-params. Ctrl-C saves; the same command continues.
 
     Examples:
-      asng cifar10 retrain runs/cifar10-asng-seed0         what a search found
+      asng cifar10 retrain runs/cifar10-asng-seed0         the result of a search
       asng cifar10 retrain runs/cifar10-small-asng-seed0 --small
       asng cifar10 retrain --architecture cell.json --epochs 100
       asng cifar10 retrain --architecture random --seed 3  a baseline
@@ -82,17 +80,17 @@ class Cifar10RetrainSettings(EpochSettings):
     channels: int | None = None
     """Channels of the first cell; by default as many as --max-params allows."""
     max_params: int = 4_000_000
-    """Most parameters, by which the channels are chosen; the auxiliary head does not count."""
+    """Maximum number of parameters, which determines the channels; the auxiliary head does not count."""
     cells: int = 20
-    """Cells of the network; those at a third and at two thirds of it reduce."""
+    """Number of cells; those at a third and at two thirds of the network are reduction cells."""
     batch_size: int = 80
-    """Images in a mini-batch."""
+    """Batch size, in images."""
     drop_path: float = 0.3
-    """Probability of dropping a path at the end; it grows linearly from 0."""
+    """Final probability of dropping a path; it grows linearly from 0."""
     auxiliary: float = 0.4
     """Weight of the auxiliary head's loss."""
     num_train_images: int = 50_000
-    """Training images that are used."""
+    """Number of training images."""
 
     def drop_path_in(self, epoch: int) -> float:
         """The probability of dropping a path in an epoch, the first of which is 1."""
@@ -107,9 +105,9 @@ class Cifar10RetrainSettings(EpochSettings):
 
 
 class Cifar10EvaluateSettings(EvaluateSettings):
-    """Test what a run has trained: a network from scratch, or the most likely one of a search with its shared weights.
+    """Test the network of a run: trained from scratch, or the most likely one of a search, with its shared weights.
 
-    Leaves evaluation.json.
+    Writes evaluation.json.
 
     Examples:
       asng cifar10 evaluate runs/cifar10-asng-seed0/retrain-seed0

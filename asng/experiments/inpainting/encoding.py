@@ -159,7 +159,7 @@ def space_of_values(values: Values) -> dict[str, Variable]:
     """The space of an architecture, of either encoding, by its names and channels; ValueError if there is none."""
     widths = [value for name, value in values.items() if name.endswith(".channels")]
     if len(widths) < 2 or not all(type(width) is int and width < MAX_CHANNELS for width in widths):
-        raise ValueError("this is no autoencoder: layer1.channels, layer2.channels and so on must be integers")
+        raise ValueError("this is not an autoencoder: layer1.channels, layer2.channels and so on must be integers")
     if "layer1.kernel" in values:
         return search_space("int", len(widths), widths=(min(widths), max(widths) + 1))
     return search_space("cat", len(widths), widths=sorted(set(widths)))

@@ -45,40 +45,40 @@ class FaceSettings(DataSettings):
     """The faces, the lists that split them where their folders do not, the device and its kernels."""
 
     kernels: Kernels = "fused"
-    """On a GPU: fused, Triton kernels, with which a search is captured; torch, its own, as --no-capture."""
+    """On a GPU: fused, Triton kernels; torch, torch's kernels, which also disable the capture of a search."""
     train_list: Path | None = None
-    """A text file with the names of the training images, one in each line."""
+    """Text file with the names of the training images, one per line."""
     test_list: Path | None = None
-    """The same for the test images."""
+    """Text file with the names of the test images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InpaintingSearchSettings(SearchSettings, IterationSettings):
     """Search an autoencoder that fills holes in faces: section 3.3 of the paper.
 
-    --data, or the environment variable ASNG_DATA, names a folder of face images, or CelebA as its authors
-    distribute it. Every --checkpoint-every iterations a line of metrics.jsonl and a checkpoint; at the end
-    architecture.json and summary.json. Ctrl-C saves; the same command continues. With --small also the learning
-    rate and the mask are others.
+    --data, or the environment variable ASNG_DATA, is a folder of face images, or of CelebA as its authors distribute
+    it. Writes a line of metrics.jsonl and a checkpoint every --checkpoint-every iterations, and architecture.json and
+    summary.json at the end. Ctrl-C saves; the same command continues. --small also changes the learning rate and the
+    mask.
 
     Examples:
       asng inpainting search                 as in the paper, for a GPU
       asng inpainting search --encoding int --mask pixel
-      asng inpainting search --small         a look, minutes on two cores
+      asng inpainting search --small         a short run, minutes on two cores
     """
 
     encoding: Encoding = "cat"
-    """cat: choices alone; int: integers for kernels and channels."""
+    """cat: only choices; int: integers for kernels and channels."""
     mask: Mask = DEFAULT_MASK
-    """What is missing: the central square, 80 % of the pixels, or a half of the image."""
+    """Missing pixels: the central square, 80 % of the pixels, or a half of the image."""
     iterations: int = 50_000
     """Steps of the search; each moves the weights and the distribution once."""
     layers: int = 20
-    """Hidden layers; those that the output does not lead back to are inactive."""
+    """Number of hidden layers; layers without a path to the output are inactive."""
     widths: tuple[int, ...] | None = None
-    """Channels of a layer: all choices of the encoding cat, the least and the most of int; 64 to 256 by default."""
+    """Channels of a layer: all choices for cat, minimum and maximum for int; by default 64 to 256."""
     batch_size: int = 16
-    """Faces in a mini-batch."""
+    """Batch size, in faces."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,9 +91,9 @@ class InpaintingSearchSettings(SearchSettings, IterationSettings):
 class InpaintingRetrainSettings(IterationSettings):
     """Train an autoencoder from scratch on faces with holes, and test it.
 
-    The mask is that of the search, unless another one is given, which is then part of the folder's name. The baseline
-    random is drawn from the space of RUN, or of the paper. The baseline base is as deep as what RUN found, with layers
-    of 3x3 with skip and 64 channels, or the nearest number that the search allowed. Ctrl-C saves; the same command
+    By default the mask is that of the search; another mask becomes part of the folder's name. The baseline random is
+    drawn from the space of RUN, or of the paper. The baseline base has as many layers as the result of RUN, each 3x3
+    with a skip and 64 channels, or the nearest number of channels in the search. Ctrl-C saves; the same command
     continues.
 
     Examples:
@@ -104,15 +104,15 @@ class InpaintingRetrainSettings(IterationSettings):
     """
 
     mask: Mask | None = None
-    """What is missing: the central square, 80 % of the pixels, or a half of the image; by default as in RUN."""
+    """Missing pixels: the central square, 80 % of the pixels, or a half of the image; by default as in RUN."""
     iterations: int = 500_000
     """Steps of Adam."""
     checkpoint_every: int = 5000
     """Iterations between two checkpoints and lines of metrics."""
     batch_size: int = 16
-    """Faces in a mini-batch."""
+    """Batch size, in faces."""
     lr: float = 1e-3
-    """Learning rate at the start; a tenth of it after two fifths, a hundredth after four fifths."""
+    """Initial learning rate; a tenth of it after two fifths, a hundredth after four fifths."""
 
     def lr_at(self, fraction: float) -> float:
         """The learning rate after a fraction of the training.
@@ -125,7 +125,7 @@ class InpaintingRetrainSettings(IterationSettings):
 
 @dataclass(frozen=True)
 class InpaintingEvaluateSettings(EvaluateSettings):
-    """PSNR and SSIM of what a run has trained, on all test faces; leaves evaluation.json and restored.png.
+    """Test the network of a run by PSNR and SSIM on all test faces; writes evaluation.json and restored.png.
 
     The masks of the test faces are the same for all runs.
 
@@ -136,7 +136,7 @@ class InpaintingEvaluateSettings(EvaluateSettings):
     """
 
     pictures: Path | None = None
-    """A folder of any faces to test on instead, without other data; leaves evaluation-NAME.json, restored-NAME.png."""
+    """Folder of faces to test on instead; no other data is needed. Writes evaluation-NAME.json, restored-NAME.png."""
 
     @property
     def ending(self) -> str:

@@ -81,7 +81,7 @@ class Effects:
             if parameter._post_accumulate_grad_hooks:
                 raise Refused(f"parameter {name} has a hook on its accumulated gradient, which a graph does not call")
             if parameter.grad is not None:
-                raise Refused("the loss calls backward(); let it return the sum of what it calls that of")
+                raise Refused("the loss calls backward(); return the sum of these losses instead")
         for module, name, buffer, location in self._buffers:
             if module._buffers[name] is not buffer or (buffer is not None and location_of(buffer) != location):
                 path = self._path_of(module)

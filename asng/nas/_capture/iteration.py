@@ -323,7 +323,7 @@ class Iteration:
                 f"the model or {name} writes into a batch, which all candidates share; write into a copy of it"
             )
         if not isinstance(split_metrics(returned)[0], Tensor):
-            raise Refused(f"{name} returns a number of Python, which a graph would not compute again; return a tensor")
+            raise Refused(f"{name} returns a Python number, which a graph would not compute again; return a tensor")
         outcome = to_outcome(returned)
         self._write(kind, row, outcome.detach())
         return outcome.loss

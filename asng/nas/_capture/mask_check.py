@@ -24,8 +24,8 @@ def check_masks(supernet: Supernet, batches: Collection[StaticBatch], run_masked
         found, expected = (_measure(supernet, batches, run, values) for run in (run_masked, run_plain))
         if difference := _find_difference(found, expected):
             raise Refused(
-                f"the model has too many widths for switches, and with masks {difference}; something but elastic "
-                "layers looks at all channels, such as a mean over them, or at their number"
+                f"the model has too many widths for switches, and with masks {difference}; something other "
+                "than elastic layers depends on all channels, such as a mean over them, or on their number"
             )
 
 

@@ -172,7 +172,9 @@ def _explain(error: Exception, supernet: Supernet) -> str:
     if "in-place" in reason:  # torch does not let the inputs of a case be overwritten
         reason = f"{reason.rstrip('.')}; leave out inplace=True"
     if "synchronizing" in reason:
-        reason = f"{reason.rstrip('.')}; leave out what reads numbers of a tensor, such as item(), float() or an if"
+        reason = (
+            f"{reason.rstrip('.')}; leave out code that reads numbers of a tensor, such as item(), float() or an if"
+        )
     return f"{reason} (in {where})"
 
 

@@ -183,7 +183,7 @@ class Trace:
                 yield
             except _Undecided as error:
                 what = f"decision {self._label(error.decision)}"
-                refused = Unswitchable(f"{what} is read in Python outside of a choice")
+                refused = Unswitchable(f"{what} is read in Python outside a choice")
                 refused.module = error.decision
                 try:
                     raise refused.with_traceback(error.__traceback__) from None  # which tells what reads it
@@ -268,8 +268,8 @@ class Trace:
             tensors = [leaf for leaf in (*flat, *pytree.tree_leaves(returned)) if isinstance(leaf, Tensor)]
             if any(tensor.is_inference() for tensor in tensors):
                 raise Refused(
-                    f"{label} can pass its input on, and torch.inference_mode() hides whether one of both is written "
-                    "later; leave it out: judges run without gradients"
+                    f"{label} may return its input, and torch.inference_mode() hides whether one of the two is "
+                    "changed in place; leave it out: judges run without gradients"
                 )
             self._watched += [(label, tensor.detach(), tensor._version) for tensor in tensors]
         return returned
@@ -297,7 +297,7 @@ class Trace:
         for label, tensor, version in self._watched:
             if tensor._version != version:
                 raise Refused(
-                    f"{label} can pass its input on, and one of both is written later; leave out inplace=True"
+                    f"{label} may return its input, and one of the two is changed in place; leave out inplace=True"
                 )
         self._watched.clear()
 
@@ -410,7 +410,7 @@ class Trace:
                 "" if node is None else node.name() for node in nodes[id(parameter)][1]
             )
             if self._depths.setdefault(id(parameter), self.scope.depth) != self.scope.depth:
-                raise Refused(f"parameter {self._name_of(parameter)} is used inside and outside of a choice")
+                raise Refused(f"parameter {self._name_of(parameter)} is used inside and outside a choice")
         return found
 
     def grad(

@@ -89,7 +89,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(tmp_path, contents
     folder = write(tmp_path / "cifar-10-batches-bin", contents)
     (folder / "data_batch_3.bin").unlink()
     os.mkfifo(folder / "data_batch_3.bin")
-    with pytest.raises(ValueError, match=r"data_batch_3\.bin is no regular file; remove it"):
+    with pytest.raises(ValueError, match=r"data_batch_3\.bin is not a regular file; remove it"):
         load_cifar10(tmp_path, "cpu")
 
 

@@ -100,7 +100,7 @@ def test_plain_steps_find_the_memory_of_a_failed_capture_free(fails, cases, monk
 
 
 class Widens(nn.Module):
-    """Gives as many columns as its option says: the module around it has to be the switch."""
+    """Gives as many columns as its option says: the surrounding module has to be the switch."""
 
     def __init__(self):
         super().__init__()

@@ -352,7 +352,7 @@ def test_a_judge_that_reads_the_values_of_its_candidate_runs_as_usual(device):
         return error_of(model, batch) + 0.01 * nas.selected(model)["depth"]
 
     data = move(pairs(3, torch.double), device)
-    reason = "decision .* is read in Python outside of a choice"
+    reason = "decision .* is read in Python outside a choice"
     assert_runs_as_usual(Choosy().to(device), data, reason, judge=penalized_loss)
 
 

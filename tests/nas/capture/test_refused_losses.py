@@ -83,7 +83,7 @@ def test_inference_mode_is_refused_where_it_hides_writes():
         model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [option, nn.Tanh()]), nn.Linear(4, 3))
         iteration(oneshot(model), batches(1)[0], judge=judge_in_inference_mode)
 
-    with pytest.raises(Refused, match=r"^'op' \(1\) can pass its input on, and torch.inference_mode\(\) hides whether"):
+    with pytest.raises(Refused, match=r"^'op' \(1\) may return its input, and torch.inference_mode\(\) hides whether"):
         prepare(nn.Identity())
     prepare(nn.Sigmoid())
 

@@ -64,12 +64,12 @@ def test_a_whole_model_of_few_cases_can_be_one_switch(model):
     [
         (
             lambda: nn.Sequential(Reads(Integer(1, 99)), nn.Linear(4, 3)),
-            r"^0 has more than 64 cases, and decision 'x' \(0.decision\) is read in Python outside of a choice",
+            r"^0 has more than 64 cases, and decision 'x' \(0.decision\) is read in Python outside a choice",
         ),
         (lambda: OneOf("op", [nn.Linear(4, 3), nn.Linear(4, 5)]), r"results of 'op' \(the model\) differ in shape"),
         (lambda: OneOf("op", [Reads(Real(0, 1)), nn.Linear(4, 3)]), "'x' .*, without cases"),
         (lambda: OneOf("op", [Reads(Integer(1, 99)), nn.Linear(4, 3)]), "'op' .* more than 64 cases"),
-        (share_weights, "parameter 0.weight is used inside and outside of a choice"),
+        (share_weights, "parameter 0.weight is used inside and outside a choice"),
         (lambda: OneOf("op", [Averages(), nn.Linear(4, 3)]), r"^options.0 replaces its buffer 'mean'; write into it"),
     ],
 )
@@ -185,9 +185,14 @@ def as_array(model, batch):
         ),
         (Scales, cross_entropy, tuple, r"usual: 'op' \(1\) has more than 64 cases$"),
         (Large, cross_entropy, tuple, r"usual: CUDA out of memory\. .* 9 GiB \(in 1\.options\.0 \(Large\)\)$"),
-        (Waits, cross_entropy, tuple, r"synchronizing .*; leave out what reads .* \(in 1\.options\.0 \(Waits\)\)$"),
+        (
+            Waits,
+            cross_entropy,
+            tuple,
+            r"synchronizing .*; leave out code that reads .* \(in 1\.options\.0 \(Waits\)\)$",
+        ),
         (Noise, cross_entropy, tuple, r"normal_ draws from a generator of its own.* \(in 1\.options\.0 \(Noise\)\)$"),
-        (nn.Tanh, weighted_loss, tuple, r"usual: decision 'op' \(1\) is read in Python outside of a choice$"),
+        (nn.Tanh, weighted_loss, tuple, r"usual: decision 'op' \(1\) is read in Python outside a choice$"),
         (nn.Tanh, as_array, lambda b: (b[0], b[1].numpy()), "a batch holds ndarray, and only tensors, numbers"),
     ],
     ids=["key", "in place", "value", "memory", "wait", "generator", "loss", "numpy"],

@@ -31,7 +31,7 @@ def test_parameters_that_are_not_the_models_are_refused_with_their_shape():
     model = Choosy()
     model.last.options[1] = Factor(weight)
     search = oneshot(model, weight_optimizer=torch.optim.SGD([*model.parameters(), weight], 0.1))
-    reason = r"^parameter of shape \(8,\), which is not the model's, is used inside and outside of a choice$"
+    reason = r"^parameter of shape \(8,\), which is not the model's, is used inside and outside a choice$"
     with pytest.raises(Refused, match=reason):
         iteration(search, batches(1)[0], loss_fn=lambda *given: cross_entropy(*given) + weight.square().sum())
 

@@ -143,6 +143,6 @@ class Rectifies(nn.Module):
 
 
 def test_writes_into_what_an_option_passes_on_are_refused():
-    with pytest.raises(Refused, match=r"^'op' \(body.0\) can pass its input on, and one of both is written later"):
+    with pytest.raises(Refused, match=r"^'op' \(body.0\) may return its input, and one of the two is changed in place"):
         iteration(oneshot(Rectifies(inplace=True)), batches(1)[0])
     assert_same_steps(Rectifies(inplace=False))
