@@ -182,8 +182,8 @@ class OneShot:
     def train_step(self, *micro_batches: Batch) -> Step:
         """Run the first half of an iteration: update the weights once; the distribution does not change.
 
-        With several batches the gradient is accumulated: all candidates run on all batches, and the mean gradient updates
-        the weights. Halves of a step are not captured.
+        With several batches the gradient is accumulated: all candidates run on all batches, and the mean gradient
+        updates the weights. Halves of a step are not captured.
 
         Args:
             micro_batches: One or several batches for all candidates, in the format of `loss_fn`.
