@@ -253,12 +253,12 @@ class Body:
         wish = path if path.count(".") == 0 else "_".join(path.split(".")[-2:])
         return self.assign(wish, self.call_text(self.path_of(path), args, kwargs), result)
 
-    def refuse_others(self, fixed_sizes: bool) -> None:
+    def refuse_others(self, fixed_sizes: Collection[int], first_axis: int) -> None:
         """Add lines that refuse arguments that differ from the example in what the other lines have from there."""
         for name, value in self.arguments.items():
-            for text, operator, expected in _fixed_parts(value, name, fixed_sizes):
+            for text, differs, expected in _fixed_parts(value, name, fixed_sizes, first_axis):
                 reason = f"{text} has to be {expected}, as in the example that this network was exported with"
-                self.lines += [f"if {text} {operator} {expected}:", f"    raise ValueError({reason!r})"]
+                self.lines += [f"if {differs}:", f"    raise ValueError({reason!r})"]
 
     def source(self, result: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The parameters behind self, and the lines of the body, with the last two joined where that says the same."""
@@ -269,19 +269,27 @@ class Body:
         return tuple(self.signature), (*lines, f"return {text}")
 
 
-def _fixed_parts(value: Any, text: str, fixed_sizes: bool) -> Iterator[tuple[str, str, str]]:
-    """Expressions in an input, with what they have to be and how they differ from it: numbers, texts, perhaps sizes."""
+def _fixed_parts(
+    value: Any, text: str, fixed_sizes: Collection[int], first_axis: int
+) -> Iterator[tuple[str, str, str]]:
+    """Expressions in an input, when they differ from it, and what they have to be: numbers, texts, perhaps sizes."""
     if isinstance(value, Tensor):
-        if fixed_sizes and value.dim() > 1:
-            yield f"{text}.shape[1:]", "!=", repr(tuple(map(int, value.shape[1:])))
+        for axis, size in enumerate(map(int, value.shape)):
+            if axis >= first_axis and size in fixed_sizes:
+                yield f"{text}.shape[{axis}]", f"{text}.shape[{axis}] != {size}", str(size)
     elif isinstance(value, LITERALS):
-        yield text, "is not" if isinstance(value, bool | None) else "!=", to_literal(value)
+        expected = to_literal(value)
+        differs = f"{text} {'is not' if isinstance(value, bool | None) else '!='} {expected}"
+        yield text, f"{text} == {text}" if value != value else differs, expected  # only NaN is not itself
     elif isinstance(value, (list, tuple)):
+        yield f"len({text})", f"len({text}) != {len(value)}", str(len(value))
         for index, item in enumerate(value):
-            yield from _fixed_parts(item, f"{text}[{index}]", fixed_sizes)
+            yield from _fixed_parts(item, f"{text}[{index}]", fixed_sizes, first_axis)
     elif type(value) is dict:
+        expected = repr(list(value))
+        yield f"list({text})", f"{text}.keys() != dict.fromkeys({expected}).keys()", expected
         for key, item in value.items():
-            yield from _fixed_parts(item, f"{text}[{key!r}]", fixed_sizes)
+            yield from _fixed_parts(item, f"{text}[{key!r}]", fixed_sizes, first_axis)
 
 
 def to_literal(value: Any) -> str:
@@ -333,15 +341,18 @@ class Recording(TorchFunctionMode):
     Args:
         network: A copy that nothing else uses.
         layers: Modules that are called as a whole.
-        fixed_sizes: Whether the code refuses inputs of other sizes than the example; those of batches are free.
+        fixed_sizes: The code refuses inputs of other sizes than these, where the example has them.
+        first_axis: The first axis whose size may be fixed; axis 0 is that of batches.
     """
 
-    def __init__(self, network: nn.Module, layers: Set[nn.Module], *, fixed_sizes: bool = False) -> None:
+    def __init__(
+        self, network: nn.Module, layers: Set[nn.Module], *, fixed_sizes: Collection[int] = (), first_axis: int = 1
+    ) -> None:
         super().__init__()
         self.sources: dict[nn.Module, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self.used: set[nn.Module] = set()  # modules that run
         self.read: dict[int, Tensor] = {}  # parameters and buffers that functions get
-        self._network, self._layers, self._fixed_sizes = network, layers, fixed_sizes
+        self._network, self._layers, self._fixed_sizes, self._first_axis = network, layers, fixed_sizes, first_axis
         self._bodies: list[Body | None] = [None]  # None: what runs is not recorded
         self._paths = {module: path for path, module in network.named_modules()}
         for module in self._paths:
@@ -363,7 +374,7 @@ class Recording(TorchFunctionMode):
     def _run(self, module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
         outer = self._bodies[-1]
         self.used.add(module)
-        refuses = self._fixed_sizes and module is self._network
+        refuses = bool(self._fixed_sizes) and module is self._network
         if module in self._layers or (is_sequence(module, args, kwargs) and not refuses):
             self._bodies.append(None)
             try:
@@ -379,7 +390,7 @@ class Recording(TorchFunctionMode):
         body = Body(module, label)
         args, kwargs = body.bind_arguments(forward, args, kwargs)
         if module is self._network:
-            body.refuse_others(self._fixed_sizes)
+            body.refuse_others(self._fixed_sizes, self._first_axis)
         self._bodies.append(body)
         try:
             result = forward(*args, **kwargs)

@@ -8,7 +8,7 @@ do not run are left out. The names in the state dict are those of the network.
 import copy
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -57,20 +57,27 @@ class Source:
     Args:
         network: A static network in evaluation mode; it is not changed.
         args, kwargs: Example inputs.
-        fixed_sizes: Whether it refuses inputs of other sizes, apart from the batch's; other numbers it always refuses.
+        fixed_sizes: It refuses inputs of other sizes than these, where the example has them; other numbers, always.
+        first_axis: The first axis whose size may be fixed; by default those of batches are free.
 
     Raises:
         NotRecordable: A module does what source cannot say.
     """
 
     def __init__(
-        self, network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, fixed_sizes: bool = False
+        self,
+        network: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        fixed_sizes: Collection[int] = (),
+        first_axis: int = 1,
     ) -> None:
         self._network, memo = network, {}  # type: ignore[var-annotated]
         recorded = copy.deepcopy(network, memo)
         self._layers = {module: text for module in network.modules() if (text := constructor_of(module)) is not None}
         layers = {memo[id(module)] for module in self._layers}
-        recording = Recording(recorded, layers, fixed_sizes=fixed_sizes)
+        recording = Recording(recorded, layers, fixed_sizes=fixed_sizes, first_axis=first_axis)
         recording.run(args, kwargs)
         original = {memo[id(module)]: module for module in network.modules()}
         self._bodies = {original[module]: source for module, source in recording.sources.items()}

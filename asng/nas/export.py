@@ -198,21 +198,33 @@ class _Contents:
 
     def _write_source(self, network: nn.Module, needs_source: bool) -> tuple[Source, nn.Module]:
         """The source of the network, and what it builds; it refuses sizes at which it would compute something else."""
-        source, built = self._checked_source(network, fixed_sizes=False)
-        if needs_source and not all(_agrees(built, *case) for case in _smaller_cases(network, self._inputs)):
+        source, built = self._checked_source(network)
+        if needs_source and (sizes := self._sizes_to_fix(network, built)):
             warnings.warn(
-                "network.py refuses inputs of other sizes than those of the example, except for the batch size; "
-                f"{SOURCE_CURE}",
+                "network.py refuses inputs of other sizes than those of the example, on axes of size "
+                f"{', '.join(map(str, sizes))}; {SOURCE_CURE}",
                 stacklevel=4,
             )
-            return self._checked_source(network, fixed_sizes=True)
+            return self._checked_source(network, fixed_sizes=sizes, first_axis=self._first_axis)
         return source, built
 
-    def _checked_source(self, network: nn.Module, *, fixed_sizes: bool) -> tuple[Source, nn.Module]:
-        source = Source(network, *self._inputs, fixed_sizes=fixed_sizes)
+    def _checked_source(self, network: nn.Module, **fixed: Any) -> tuple[Source, nn.Module]:
+        source = Source(network, *self._inputs, **fixed)
         built = source.build()
         self._check("network.py", lambda inputs: _run(built, inputs), SOURCE_CURE)
         return source, built
+
+    def _sizes_to_fix(self, network: nn.Module, built: nn.Module) -> list[int]:
+        """Sizes of axes in whose place the network takes others, at which what its source builds does not agree."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of the network about inputs that its user has not given
+            cases = _other_cases(network, self._inputs, self._first_axis)
+            return sorted({size for size, resized, expected in cases if not _agrees(built, resized, expected)})
+
+    @property
+    def _first_axis(self) -> int:
+        """The first axis that is not free: those of batches are, if the network takes other batches."""
+        return 1 if len(self._cases) > 1 else 0
 
     def to_json(self) -> bytes:
         assert self._values is not None
@@ -308,20 +320,37 @@ def _flatten(value: Any) -> list[Tensor]:
     return [tensor for item in items for tensor in _flatten(item)]
 
 
-def _smaller_cases(network: nn.Module, inputs: CallInputs) -> Iterator[tuple[CallInputs, list[Tensor]]]:
-    """Examples of half the size on other axes than the batch's, where the network takes them; and its outputs."""
-    for size in sorted({size for tensor in _flatten(inputs) for size in tensor.shape[1:]} - {0, 1}):
-        smaller = map_leaves(partial(_halve, size=size), inputs)
+def _other_cases(
+    network: nn.Module, inputs: CallInputs, first_axis: int
+) -> Iterator[tuple[int, CallInputs, list[Tensor]]]:
+    """Sizes of axes, examples of others in their place that the network takes, and its outputs."""
+    axes: dict[int, list[tuple[int, int]]] = {}  # by their size: tensors and axes
+    for tensor in _flatten(inputs):
+        for axis, size in enumerate(tensor.shape[first_axis:], first_axis):
+            if size:
+                axes.setdefault(size, []).append((id(tensor), axis))
+    for size, equal in axes.items():
+        # Those of equal size together, as both of an image; each alone where the network takes no other size for all.
+        for some in [equal, *([each] for each in equal if len(equal) > 1)]:
+            cases = list(_resized_cases(network, inputs, size, some))
+            yield from ((size, resized, outputs) for resized, outputs in cases)
+            if cases and some is equal:
+                break
+
+
+def _resized_cases(
+    network: nn.Module, inputs: CallInputs, size: int, axes: list[tuple[int, int]]
+) -> Iterator[tuple[CallInputs, list[Tensor]]]:
+    for other in sorted({size // 2, size - 1, size + 1, 2 * size} - {0, size}):
+        resized = map_leaves(partial(_resize, size=other, axes=axes), inputs)
         with suppress(Exception):  # whatever a network says of a size that it does not take
-            yield smaller, _flatten(_run(network, smaller))
+            yield resized, _flatten(_run(network, resized))
 
 
-def _halve(value: Any, size: int) -> Any:
-    """A tensor with the first half of the axes of a size, apart from the first one; another value as it is."""
-    if isinstance(value, Tensor):
-        axes = value.shape[1:]
-        value = value[(slice(None), *(slice(size // 2 if each == size else None) for each in axes))] if axes else value
-        value = value.contiguous()
+def _resize(value: Any, size: int, axes: list[tuple[int, int]]) -> Any:
+    """A tensor with some axes cut or repeated to a size; another value as it is."""
+    for axis in [axis for tensor, axis in axes if isinstance(value, Tensor) and tensor == id(value)]:
+        value = value.index_select(axis, torch.arange(size, device=value.device) % value.shape[axis])
     return value
 
 
@@ -340,8 +369,9 @@ def _are_close(outputs: list[Tensor], expected: list[Tensor]) -> bool:
 def _is_close(output: Tensor, expected: Tensor) -> bool:
     if output.shape != expected.shape or output.numel() == 0:
         return output.shape == expected.shape
-    difference = (output.double() - expected.double()).abs().max()
-    return bool(difference <= TOLERANCE * expected.double().abs().max().clamp(min=1e-6))
+    output, expected = output.double(), expected.double()
+    largest = expected.nan_to_num(0, 0, 0).abs().max().clamp(min=1e-6)
+    return torch.allclose(output, expected, rtol=0, atol=TOLERANCE * largest.item(), equal_nan=True)
 
 
 def _example_text(value: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from asng import fused, nas
@@ -256,16 +257,102 @@ class MeanOverTime(nn.Module):
         return x.sum(1) * (1 / x.shape[1])  # a number of the example
 
 
-def test_source_refuses_sizes_at_which_it_would_compute_something_else(tmp_path):
-    pytest.importorskip("safetensors")
-    with pytest.warns(UserWarning, match="network.py refuses inputs of other sizes than those of the example"):
-        files = nas.export(nn.Sequential(MeanOverTime()), tmp_path, torch.randn(2, 6, 3), formats=["python"])
+class PadsToFours(nn.Module):
+    def forward(self, x):
+        missing = -x.shape[1] % 4
+        return (F.pad(x, (0, 0, 0, missing)) if missing else x).mean(1)
+
+
+class CutsAtEight(nn.Module):
+    def forward(self, x):
+        return (x[:, :8] if x.shape[1] > 8 else x).mean(1)
+
+
+class MeanOfFeatures(nn.Module):
+    """Of a fixed number of features, and any number of times."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.linear(x).sum(1) / len(x[0])
+
+
+class MeanOfNeighbours(nn.Module):
+    """Of a graph: its nodes are no batch."""
+
+    def forward(self, x, neighbours):
+        return neighbours @ x / len(x)
+
+
+class Grey(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return self.conv(x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x)
+
+
+class Deviation(nn.Module):
+    def forward(self, x):
+        return x.std(1)  # NaN of a single time
+
+
+def load_source(files: dict[str, Any]) -> nn.Module:
     names: dict[str, Any] = {"__file__": str(files["python"])}
     exec(files["python"].read_text(), names)
-    x = torch.randn(4, 6, 3)
-    assert torch.equal(names["load"]()(x), MeanOverTime()(x))
-    with pytest.raises(ValueError, match=r"shape\[1:\] has to be \(6, 3\)"):
-        names["load"]()(torch.randn(4, 5, 3))
+    return names["load"]()
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "other", "fixed"),
+    [
+        (nn.Sequential(MeanOverTime()), [(2, 6, 3)], [(4, 5, 3)], r"shape\[1\] has to be 6"),
+        (PadsToFours(), [(2, 8, 3)], [(2, 7, 3)], r"shape\[1\] has to be 8"),
+        (CutsAtEight(), [(2, 8, 3)], [(2, 12, 3)], r"shape\[1\] has to be 8"),
+        (MeanOfFeatures(), [(2, 6, 6)], [(2, 5, 6)], r"shape\[1\] has to be 6"),
+        (Grey(), [(2, 3, 8, 8)], [(2, 1, 8, 8)], r"shape\[1\] has to be 3"),
+    ],
+)
+def test_source_refuses_sizes_at_which_it_would_compute_something_else(model, example, other, fixed, tmp_path):
+    pytest.importorskip("safetensors")
+    inputs = [torch.randn(shape) for shape in example]
+    with pytest.warns(UserWarning, match="refuses inputs of other sizes than those of the example, on axes of size"):
+        built = load_source(nas.export(model, tmp_path, *inputs, formats=["python"]))
+    more = [torch.randn(5, *shape[1:]) for shape in example]
+    torch.testing.assert_close(built(*more), model(*more))
+    with pytest.raises(ValueError, match=fixed):
+        built(*(torch.randn(shape) for shape in other))
+
+
+@pytest.mark.filterwarnings("ignore:network.py refuses")
+def test_sizes_of_other_axes_than_those_that_it_refuses_are_free(tmp_path):
+    pytest.importorskip("safetensors")
+    model, x = Grey(), torch.randn(2, 3, 9, 5)
+    built = load_source(nas.export(model, tmp_path, torch.randn(2, 3, 8, 8), formats=["python"]))
+    torch.testing.assert_close(built(x), model(x))
+
+
+def test_source_refuses_other_first_sizes_where_they_are_not_those_of_batches(tmp_path):
+    pytest.importorskip("safetensors")
+    model, example = MeanOfNeighbours(), (torch.randn(6, 3), torch.rand(6, 6))
+    with (
+        pytest.warns(UserWarning, match="the network runs only with the batch size of the example"),
+        pytest.warns(UserWarning, match="network.py refuses .* on axes of size 6"),
+    ):
+        built = load_source(nas.export(model, tmp_path, *example, formats=["python"]))
+    torch.testing.assert_close(built(*example), model(*example))
+    with pytest.raises(ValueError, match=r"x\.shape\[0\] has to be 6"):
+        built(torch.randn(5, 3), torch.rand(5, 5))
+
+
+def test_sizes_at_which_a_network_has_no_numbers_are_free(tmp_path):
+    pytest.importorskip("safetensors")
+    x = torch.randn(2, 7, 4)
+    built = load_source(nas.export(Deviation(), tmp_path, torch.randn(2, 3, 4), formats=["python"]))
+    torch.testing.assert_close(built(x), Deviation()(x))
 
 
 def test_what_source_cannot_say_does_not_hinder_other_formats(tmp_path):

@@ -285,18 +285,36 @@ def test_numbers_that_are_given_are_those_of_the_example_and_others_are_refused(
         ((x, 2.0, x, [3], True), "mask has to be None"),
         ((x, 2.0, None, [4], True), r"options\['shifts'\]\[0\] has to be 3"),
         ((x, 2.0, None, [3], False), r"options\['flag'\] has to be True"),
+        ((x, 2.0, None, [3, 4], True), r"len\(options\['shifts'\]\) has to be 1"),
     ]:
         with pytest.raises(ValueError, match=name):
             built(*others[:3], options={"shifts": others[3], "flag": others[4]})
+    with pytest.raises(ValueError, match=r"list\(options\) has to be \['shifts', 'flag'\]"):
+        built(x, 2.0, None, options={"shifts": [3], "flag": True, "more": x})
+
+
+class Sum(nn.Module):
+    def forward(self, *xs, fill):
+        return sum(x.nan_to_num(fill) for x in xs)
+
+
+def test_further_tensors_are_refused_and_nan_is_a_number():
+    x = torch.randn(2, 4)
+    built = Source(Sum().eval(), (x, x + 1), {"fill": float("nan")}).build()
+    assert torch.equal(built(x, x + 1, fill=float("nan")), x + (x + 1))
+    with pytest.raises(ValueError, match=r"len\(xs\) has to be 2"):
+        built(x, x, x, fill=float("nan"))
+    with pytest.raises(ValueError, match=r"fill has to be float\('nan'\)"):
+        built(x, x, fill=0.0)
 
 
 @pytest.mark.parametrize("wrap", [lambda part: part, nn.Sequential], ids=["alone", "sequence"])
 def test_sizes_are_fixed_on_request(wrap):
     network = wrap(Scaled()).eval()
-    built = Source(network, (torch.randn(2, 5, 4),), {}, fixed_sizes=True).build()
+    built = Source(network, (torch.randn(2, 5, 4),), {}, fixed_sizes=[5]).build()
     x = torch.randn(3, 5, 4)
     torch.testing.assert_close(built(x), network(x), rtol=0, atol=0)
-    with pytest.raises(ValueError, match=r"shape\[1:\] has to be \(5, 4\), as in the example"):
+    with pytest.raises(ValueError, match=r"shape\[1\] has to be 5, as in the example"):
         built(torch.randn(2, 3, 4))
 
 
