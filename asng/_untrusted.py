@@ -151,6 +151,6 @@ def shorten(value: Any, write: Callable[[Any], str] = _join_lines, length: int =
     """A value as text of at most `length` characters, whatever it is; on one line unless `write` writes others."""
     try:
         text = write(value)
-    except (RecursionError, ValueError):  # an integer of too many digits
+    except Exception:  # an integer of too many digits, a layer whose attributes torch cannot write
         return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= length else text[: length - len(end)] + end

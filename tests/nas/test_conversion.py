@@ -281,6 +281,21 @@ def test_other_settings_may_be_given():
     assert type(made.act) is nn.SiLU
 
 
+@pytest.mark.parametrize(("name", "number"), [("stride", 2), ("padding", 1), ("dilation", 2)])
+def test_a_setting_that_was_changed_to_one_number_stays(name, number):
+    layer, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 9, 9)
+    setattr(layer, name, number)
+    made = nas.Conv2d.from_torch(layer, out_channels=Width("w", [2, 4]))
+    select(made, {"w": 4})
+    torch.testing.assert_close(made(x), layer(x), rtol=0, atol=0)
+
+
+def test_a_note_on_a_layer_that_is_no_number_is_no_setting_that_differs():
+    layer: Any = nn.Linear(4, 8)
+    layer.score = float("nan")
+    assert nas.Linear.from_torch(layer, out_features=Width("w", [4, 8])).weight is layer.weight
+
+
 def test_a_kernel_of_torchs_becomes_the_largest_one():
     layer = nn.Conv3d(4, 8, 5, padding=2)
     made = nas.Conv3d.from_torch(layer, kernel_size=odd())

@@ -223,7 +223,7 @@ class ElasticLayer(Searchable):
         with torch.device("meta"):
             made = cls(**old, **given)
         made.adopt_weights(layer)
-        if sizes.keys() <= set(cls.elastic) and (lost := _lost_setting(made, layer)):
+        if sizes.keys() <= set(cls.elastic) and (lost := _lost_setting(made, layer, settings)):
             raise ValueError(
                 f"{type(layer).__name__} has {lost[0]}, but nas.{cls.__name__} made of its settings has {lost[1]}; "
                 "return the missing argument from settings_of(cls, layer)"
@@ -449,17 +449,20 @@ def _fixed_names(kind: Any) -> list[str]:
     return [name for name in names if name not in (*kind.elastic, "device", "dtype") and not name.startswith("_")]
 
 
-def _lost_setting(made: nn.Module, layer: nn.Module) -> tuple[str, str] | None:
-    """What a layer and one made of its settings have, where they differ, as in the probability of a dropout."""
+def _lost_setting(made: nn.Module, layer: nn.Module, settings: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What a layer and one made of its settings have, where they differ, as in the probability of a dropout.
+
+    The settings themselves may: of a stride of 2 the constructor makes (2, 2).
+    """
     parts = dict(made.named_modules())
     for path, theirs in layer.named_modules():
         mine = parts.get(path)
         if path and type(mine) is not type(theirs):
             return f"{path} = {shorten(theirs)}", shorten(mine)
-        others = {name: getattr(mine, name, value) for name, value in vars(theirs).items() if _is_setting(name, value)}
-        if name := next((name for name, value in others.items() if value != getattr(theirs, name)), ""):
-            whole = f"{path}.{name}" if path else name
-            return f"{whole} = {getattr(theirs, name)!r}", repr(others[name])
+        for name, value in vars(theirs).items():
+            is_compared = _is_setting(name, value) and (path or name not in settings) and value == value  # not NaN
+            if is_compared and getattr(mine, name, value) != value:
+                return f"{path}.{name}".removeprefix(".") + f" = {value!r}", repr(getattr(mine, name))
     return None
 
 
