@@ -434,12 +434,13 @@ class OneShot:
             limits = [limit.name for limit in self.costs.limits]
             if state["limits"] != limits:  # their numbers may differ
                 raise ValueError(f"its limits are on {state['limits']}, these on {limits}")
+            other_weights = [torch.empty_like(w).copy_(saved[name]) for name, w in mine.items()]  # may fail: damaged
             self._weight_optimizers.load_state_dict(state["weight_optimizer"])
             self._weight_optimizers.scaler.load_state_dict(state["scaler"])
             self.costs.load_state_dict(state["costs"])
             self.model.load_state_dict(state["model"])
             with torch.no_grad():
-                for parameter, weight in zip(self._other_weights, saved.values(), strict=True):
+                for parameter, weight in zip(self._other_weights, other_weights, strict=True):
                     parameter.copy_(weight)
         except Exception as error:  # a foreign state may raise anything
             self._weight_optimizers.load_state_dict(before[0])

@@ -54,6 +54,20 @@ def test_weights_outside_of_the_model_that_its_optimizer_trains_are_part_of_the_
     assert torch.equal(scale, resumed_scale)
 
 
+@pytest.mark.parametrize("damage", [lambda w: w.to("meta"), lambda w: w.to_sparse()], ids=["meta", "sparse"])
+def test_damaged_weights_outside_of_the_model_change_nothing(damage):
+    oneshot, scale = with_a_weight_in_the_loss()
+    state = copy.deepcopy(oneshot.state_dict())
+    state["other_weights"] = [damage(weight) for weight in state["other_weights"]]
+    oneshot.step(batches(1, seed=1)[0], batches(1, seed=2)[0])
+    before, before_scale = copy.deepcopy(oneshot.model.state_dict()), scale.detach().clone()
+    with pytest.raises(ValueError, match="the state does not fit"):
+        oneshot.load_state_dict(state)
+    for name, tensor in oneshot.model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert torch.equal(scale, before_scale)
+
+
 @pytest.mark.parametrize(
     "other",
     [
