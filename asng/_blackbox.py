@@ -24,6 +24,7 @@ ELITES, ELITE_AGE = 1, 20  # how many of the best of the last populations are ra
 NOISY_ELITES, NOISY_ELITE_AGE = 2, 5  # the same where losses are noisy
 MAX_RESTART_SIZE = 1000  # the population of restarts: doubled without end, it would only draw
 MAX_LISTED = 10_000  # values of a space that is evaluated as a whole, if evaluations allow
+MAX_FAILED_POPULATIONS = 5  # in a row
 MAX_STALE = 10  # populations in a row that bring nothing new
 MAX_INFEASIBLE = 1000  # populations in a row without an evaluation, some of them infeasible
 CONCENTRATED = 0.2  # of the most concentrated distribution, the distance that counts as having reached it
@@ -108,6 +109,8 @@ class BlackBox:
         if population_size is not None:
             self.population_size = check_int(population_size, "population_size", min=2, max=MAX_CANDIDATES)
         self.optimizers = [self._make_optimizer(0)]  # also checks the seed
+        # Noise needs more evaluations to learn, but no more to see that all fail.
+        self.max_failures = MAX_FAILED_POPULATIONS * (population_size or default_population_size(space, evaluations))
         sequence = self._seed if isinstance(self._seed, np.random.SeedSequence) else np.random.SeedSequence(self._seed)
         self._entropy, self._spawn_key = _entropy_to_json(sequence.entropy), tuple(sequence.spawn_key)
         self.history: list[Evaluation] = []

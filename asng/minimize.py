@@ -21,7 +21,6 @@ from asng._signals import sigterm_as_interrupt
 from asng.space import Variable
 
 FORMAT = "asng minimize 3"
-MAX_FAILED_POPULATIONS = 5  # in a row
 MAX_SHOWN = 6  # values in a text
 MAX_WARNED = 3  # kinds of errors
 NUMBER = re.compile(r"0x[0-9a-f]+|-?[0-9][-+.0-9e]*")  # errors of one reason differ in sizes, losses, addresses
@@ -38,7 +37,8 @@ class Result(NamedTuple):
         stopped: The reason: "evaluations" (all were made), "target", "converged" (the distribution has been as narrow
             as possible for a while), "nothing new" (all values are known, or those of ten consecutive populations),
             "infeasible" (a thousand populations without a new feasible candidate), "callback", "interrupted" (Ctrl-C,
-            SIGTERM or SIGHUP), "failures" (five consecutive populations failed) or "executor" (the executor broke).
+            SIGTERM or SIGHUP), "failures" (five consecutive populations failed, of the default size without noise
+            unless given) or "executor" (the executor broke).
         history: All evaluations, in the order in which they ended.
         optimizer: The optimizer; after restarts the one that found the lowest loss. It can continue.
 
@@ -228,7 +228,7 @@ def _evaluate(
         save()
         if is_over:
             return "callback"
-        if run.failures_in_row >= MAX_FAILED_POPULATIONS * run.population_size:
+        if run.failures_in_row >= run.max_failures:
             return "failures"
 
 

@@ -62,7 +62,8 @@ class ASNGSampler(BaseSampler):
         n_trials: Number of trials of the study, of all processes together, which Optuna does not tell a sampler. If it
             is small, the population is smaller, as in `minimize`.
         population_size: Trials per update; overrides `n_trials`. By default 4 + floor(3 ln n) for n parameters, or, if
-            that is smaller, 0.6 times the square root of `n_trials`, rounded to an even number, at least 4.
+            that is smaller, 0.6 times the square root of `n_trials`, rounded to an even number, at least 4. If `noisy`,
+            at least a fortieth of `n_trials`, up to 1,000.
         noisy: Whether the objective may return different values for the same parameters: numbers then take shorter
             steps, and the same values may be tried again.
         independent_sampler: Samples parameters that no finished trial has; by default uniformly.
@@ -194,7 +195,7 @@ class ASNGSampler(BaseSampler):
             self._forget()
             fresh, self._parameters = trials, parameters
             space = {name: parameter.variable for name, parameter in parameters.items()}
-            size = self._given_size or default_population_size(space, self._n_trials)
+            size = self._given_size or default_population_size(space, self._n_trials, noisy=self._noisy)
             self._optimizer = black_box_optimizer(space, noisy=self._noisy, population_size=size, seed=0)
         sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
         for trial in fresh:

@@ -180,3 +180,12 @@ def test_a_function_that_ceases_to_work_ends_with_the_result():
     assert (result.stopped, result.evaluations) == ("failures", 50)
     assert str(caught[-1].message) == "minimize ends early: the last 20 evaluations failed: OSError: disk full"
     assert {str(warning.filename) for warning in caught} == {__file__}
+
+
+@pytest.mark.filterwarnings("ignore:evaluation")
+@pytest.mark.parametrize(("settings", "failed"), [({}, 20), ({"population_size": 100}, 500)])
+def test_noise_needs_no_more_failures_to_end(settings, failed):
+    f = Recorder(lambda values: None)
+    with pytest.raises(EvaluationError):
+        minimize(f, WIDE, evaluations=40_000, noisy=True, seed=0, **settings)
+    assert len(f.seen) == failed

@@ -127,7 +127,10 @@ def test_noisy_values_are_averaged_over_more_trials():
     assert means[1] == pytest.approx(means[0] / 2) != 0
 
 
-@pytest.mark.parametrize(("settings", "size"), [({}, 10), ({"n_trials": 100}, 6), ({"n_trials": 10_000}, 10)])
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [({}, 10), ({"n_trials": 100}, 6), ({"n_trials": 10_000}, 10), ({"n_trials": 10_000, "noisy": True}, 250)],
+)
 def test_the_population_of_few_trials_is_that_of_minimize(settings, size):
     study = optimize(mixed, 2, ASNGSampler(**settings))
     (sampler := study.sampler).infer_relative_search_space(study, None)
@@ -135,7 +138,8 @@ def test_the_population_of_few_trials_is_that_of_minimize(settings, size):
     assert sampler._optimizer.population_size == size
     space = {name: parameter.variable for name, parameter in sampler._parameters.items()}
     evaluations = settings.get("n_trials", 1000)
-    minimized = asng.minimize(lambda values: 0.0, space, evaluations=evaluations, target=0.0)
+    noisy = settings.get("noisy", False)
+    minimized = asng.minimize(lambda values: 0.0, space, evaluations=evaluations, noisy=noisy, target=0.0)
     assert minimized.optimizer.population_size == size
 
 
