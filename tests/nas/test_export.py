@@ -2,7 +2,7 @@
 
 import re
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -333,6 +333,22 @@ def test_sizes_of_other_axes_than_those_that_it_refuses_are_free(tmp_path):
     model, x = Grey(), torch.randn(2, 3, 9, 5)
     built = load_source(nas.export(model, tmp_path, torch.randn(2, 3, 8, 8), formats=["python"]))
     torch.testing.assert_close(built(x), model(x))
+
+
+class Records(nn.Module):
+    shapes: ClassVar[list[tuple[int, ...]]] = []
+
+    def forward(self, x):
+        self.shapes.append(tuple(map(int, x.shape)))
+        return x * 2
+
+
+def test_other_sizes_are_tried_with_few_rows(tmp_path):
+    pytest.importorskip("safetensors")
+    nas.export(Records(), tmp_path, torch.randn(1000, 6, 3), formats=["python"])
+    others = [shape for shape in Records.shapes if shape[1:] != (6, 3)]
+    assert {shape[1:] for shape in others} >= {(12, 3), (6, 6)}
+    assert {shape[0] for shape in others} == {2}
 
 
 def test_source_refuses_other_first_sizes_where_they_are_not_those_of_batches(tmp_path):
