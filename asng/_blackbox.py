@@ -105,12 +105,15 @@ class BlackBox:
         if restarts is not None:
             self._restarts = check_int(restarts, "restarts", min=0)
         self._given_size = population_size
-        self.population_size = default_population_size(space, evaluations, noisy=self._noisy)
-        if population_size is not None:
-            self.population_size = check_int(population_size, "population_size", min=2, max=MAX_CANDIDATES)
+        if population_size is None:
+            self.population_size = default_population_size(space, evaluations, noisy=self._noisy)
+            quiet_size = default_population_size(space, evaluations)
+        else:
+            quiet_size = check_int(population_size, "population_size", min=2, max=MAX_CANDIDATES)
+            self.population_size = quiet_size
+        # To learn under noise needs more evaluations; to see that all fail does not.
+        self.max_failures = MAX_FAILED_POPULATIONS * quiet_size
         self.optimizers = [self._make_optimizer(0)]  # also checks the seed
-        # Noise needs more evaluations to learn, but no more to see that all fail.
-        self.max_failures = MAX_FAILED_POPULATIONS * (population_size or default_population_size(space, evaluations))
         sequence = self._seed if isinstance(self._seed, np.random.SeedSequence) else np.random.SeedSequence(self._seed)
         self._entropy, self._spawn_key = _entropy_to_json(sequence.entropy), tuple(sequence.spawn_key)
         self.history: list[Evaluation] = []

@@ -37,8 +37,8 @@ class Result(NamedTuple):
         stopped: The reason: "evaluations" (all were made), "target", "converged" (the distribution has been as narrow
             as possible for a while), "nothing new" (all values are known, or those of ten consecutive populations),
             "infeasible" (a thousand populations without a new feasible candidate), "callback", "interrupted" (Ctrl-C,
-            SIGTERM or SIGHUP), "failures" (five consecutive populations failed, of the default size without noise
-            unless given) or "executor" (the executor broke).
+            SIGTERM or SIGHUP), "failures" (five consecutive populations failed; `noisy` does not raise this number of
+            evaluations) or "executor" (the executor broke).
         history: All evaluations, in the order in which they ended.
         optimizer: The optimizer; after restarts the one that found the lowest loss. It can continue.
 

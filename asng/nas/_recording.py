@@ -253,10 +253,10 @@ class Body:
         wish = path if path.count(".") == 0 else "_".join(path.split(".")[-2:])
         return self.assign(wish, self.call_text(self.path_of(path), args, kwargs), result)
 
-    def refuse_others(self, fixed_sizes: Collection[int], first_axis: int) -> None:
+    def refuse_others(self, fixed_axes: Collection[tuple[int, int]]) -> None:
         """Add lines that refuse arguments that differ from the example in what the other lines have from there."""
         for name, value in self.arguments.items():
-            for text, differs, expected in _fixed_parts(value, name, fixed_sizes, first_axis):
+            for text, differs, expected in _fixed_parts(value, name, fixed_axes):
                 reason = f"{text} has to be {expected}, as in the example that this network was exported with"
                 self.lines += [f"if {differs}:", f"    raise ValueError({reason!r})"]
 
@@ -269,13 +269,11 @@ class Body:
         return tuple(self.signature), (*lines, f"return {text}")
 
 
-def _fixed_parts(
-    value: Any, text: str, fixed_sizes: Collection[int], first_axis: int
-) -> Iterator[tuple[str, str, str]]:
+def _fixed_parts(value: Any, text: str, fixed_axes: Collection[tuple[int, int]]) -> Iterator[tuple[str, str, str]]:
     """Expressions in an input, when they differ from it, and what they have to be: numbers, texts, perhaps sizes."""
     if isinstance(value, Tensor):
         for axis, size in enumerate(map(int, value.shape)):
-            if axis >= first_axis and size in fixed_sizes:
+            if (axis, size) in fixed_axes:
                 yield f"{text}.shape[{axis}]", f"{text}.shape[{axis}] != {size}", str(size)
     elif isinstance(value, LITERALS):
         expected = to_literal(value)
@@ -284,12 +282,12 @@ def _fixed_parts(
     elif isinstance(value, (list, tuple)):
         yield f"len({text})", f"len({text}) != {len(value)}", str(len(value))
         for index, item in enumerate(value):
-            yield from _fixed_parts(item, f"{text}[{index}]", fixed_sizes, first_axis)
+            yield from _fixed_parts(item, f"{text}[{index}]", fixed_axes)
     elif type(value) is dict:
-        expected = repr(list(value))
-        yield f"list({text})", f"{text}.keys() != dict.fromkeys({expected}).keys()", expected
+        expected = f"{{{', '.join(map(repr, value))}}}" if value else "set()"
+        yield f"set({text})", f"set({text}) != {expected}", expected
         for key, item in value.items():
-            yield from _fixed_parts(item, f"{text}[{key!r}]", fixed_sizes, first_axis)
+            yield from _fixed_parts(item, f"{text}[{key!r}]", fixed_axes)
 
 
 def to_literal(value: Any) -> str:
@@ -341,18 +339,17 @@ class Recording(TorchFunctionMode):
     Args:
         network: A copy that nothing else uses.
         layers: Modules that are called as a whole.
-        fixed_sizes: The code refuses inputs of other sizes than these, where the example has them.
-        first_axis: The first axis whose size may be fixed; axis 0 is that of batches.
+        fixed_axes: Axes with their sizes in the example, in whose place the code refuses others.
     """
 
     def __init__(
-        self, network: nn.Module, layers: Set[nn.Module], *, fixed_sizes: Collection[int] = (), first_axis: int = 1
+        self, network: nn.Module, layers: Set[nn.Module], *, fixed_axes: Collection[tuple[int, int]] = ()
     ) -> None:
         super().__init__()
         self.sources: dict[nn.Module, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self.used: set[nn.Module] = set()  # modules that run
         self.read: dict[int, Tensor] = {}  # parameters and buffers that functions get
-        self._network, self._layers, self._fixed_sizes, self._first_axis = network, layers, fixed_sizes, first_axis
+        self._network, self._layers, self._fixed_axes = network, layers, fixed_axes
         self._bodies: list[Body | None] = [None]  # None: what runs is not recorded
         self._paths = {module: path for path, module in network.named_modules()}
         for module in self._paths:
@@ -374,7 +371,7 @@ class Recording(TorchFunctionMode):
     def _run(self, module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
         outer = self._bodies[-1]
         self.used.add(module)
-        refuses = bool(self._fixed_sizes) and module is self._network
+        refuses = bool(self._fixed_axes) and module is self._network
         if module in self._layers or (is_sequence(module, args, kwargs) and not refuses):
             self._bodies.append(None)
             try:
@@ -390,7 +387,7 @@ class Recording(TorchFunctionMode):
         body = Body(module, label)
         args, kwargs = body.bind_arguments(forward, args, kwargs)
         if module is self._network:
-            body.refuse_others(self._fixed_sizes, self._first_axis)
+            body.refuse_others(self._fixed_axes)
         self._bodies.append(body)
         try:
             result = forward(*args, **kwargs)

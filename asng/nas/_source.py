@@ -57,8 +57,7 @@ class Source:
     Args:
         network: A static network in evaluation mode; it is not changed.
         args, kwargs: Example inputs.
-        fixed_sizes: It refuses inputs of other sizes than these, where the example has them; other numbers, always.
-        first_axis: The first axis whose size may be fixed; by default those of batches are free.
+        fixed_axes: Axes with their sizes in the example, in whose place it refuses others; other numbers, always.
 
     Raises:
         NotRecordable: A module does what source cannot say.
@@ -70,14 +69,13 @@ class Source:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
-        fixed_sizes: Collection[int] = (),
-        first_axis: int = 1,
+        fixed_axes: Collection[tuple[int, int]] = (),
     ) -> None:
         self._network, memo = network, {}  # type: ignore[var-annotated]
         recorded = copy.deepcopy(network, memo)
         self._layers = {module: text for module in network.modules() if (text := constructor_of(module)) is not None}
         layers = {memo[id(module)] for module in self._layers}
-        recording = Recording(recorded, layers, fixed_sizes=fixed_sizes, first_axis=first_axis)
+        recording = Recording(recorded, layers, fixed_axes=fixed_axes)
         recording.run(args, kwargs)
         original = {memo[id(module)]: module for module in network.modules()}
         self._bodies = {original[module]: source for module, source in recording.sources.items()}

@@ -199,33 +199,32 @@ class _Contents:
     def _write_source(self, network: nn.Module, needs_source: bool) -> tuple[Source, nn.Module]:
         """The source of the network, and what it builds; it refuses sizes at which it would compute something else."""
         source, built = self._checked_source(network)
-        if needs_source and (sizes := self._sizes_to_fix(network, built)):
+        if needs_source and (fixed := self._axes_to_fix(network, built)):
             warnings.warn(
                 "network.py refuses inputs of other sizes than those of the example, on axes of size "
-                f"{', '.join(map(str, sizes))}; {SOURCE_CURE}",
+                f"{', '.join(map(str, sorted({size for _, size in fixed})))}; {SOURCE_CURE}",
                 stacklevel=4,
             )
-            return self._checked_source(network, fixed_sizes=sizes, first_axis=self._first_axis)
+            return self._checked_source(network, fixed)
         return source, built
 
-    def _checked_source(self, network: nn.Module, **fixed: Any) -> tuple[Source, nn.Module]:
-        source = Source(network, *self._inputs, **fixed)
+    def _checked_source(
+        self, network: nn.Module, fixed_axes: Collection[tuple[int, int]] = ()
+    ) -> tuple[Source, nn.Module]:
+        source = Source(network, *self._inputs, fixed_axes=fixed_axes)
         built = source.build()
         self._check("network.py", lambda inputs: _run(built, inputs), SOURCE_CURE)
         return source, built
 
-    def _sizes_to_fix(self, network: nn.Module, built: nn.Module) -> list[int]:
-        """Sizes of axes in whose place the network takes others, at which what its source builds does not agree."""
+    def _axes_to_fix(self, network: nn.Module, built: nn.Module) -> set[tuple[int, int]]:
+        """Axes with their sizes in whose place the network takes others, but what its source builds does not agree."""
+        takes_batches = len(self._cases) > 1  # others than that of the example
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # those of the network about inputs that its user has not given
-            inputs = _to_small_batch(network, self._inputs) if self._first_axis else self._inputs
-            cases = _other_cases(network, inputs, self._first_axis)
-            return sorted({size for size, resized, expected in cases if not _agrees(built, resized, expected)})
-
-    @property
-    def _first_axis(self) -> int:
-        """The first axis that is not free: those of batches are, if the network takes other batches."""
-        return 1 if len(self._cases) > 1 else 0
+            inputs = _to_small_batch(network, self._inputs) if takes_batches else self._inputs
+            cases = _other_cases(network, inputs, first_axis=int(takes_batches))
+            differ = (axes for axes, resized, expected in cases if not _agrees(built, resized, expected))
+            return set().union(*differ)
 
     def to_json(self) -> bytes:
         assert self._values is not None
@@ -336,18 +335,19 @@ def _to_small_batch(network: nn.Module, inputs: CallInputs) -> CallInputs:
 
 def _other_cases(
     network: nn.Module, inputs: CallInputs, first_axis: int
-) -> Iterator[tuple[int, CallInputs, list[Tensor]]]:
-    """Sizes of axes, examples of others in their place that the network takes, and its outputs."""
-    axes: dict[int, list[tuple[int, int]]] = {}  # by their size: tensors and axes
+) -> Iterator[tuple[set[tuple[int, int]], CallInputs, list[Tensor]]]:
+    """Axes with their sizes, examples of other sizes there that the network takes, and its outputs."""
+    by_size: dict[int, list[tuple[int, int]]] = {}  # the ids of tensors, and axes
     for tensor in _flatten(inputs):
         for axis, size in enumerate(tensor.shape[first_axis:], first_axis):
             if size:
-                axes.setdefault(size, []).append((id(tensor), axis))
-    for size, equal in axes.items():
+                by_size.setdefault(size, []).append((id(tensor), axis))
+    for size, equal in by_size.items():
         # Those of equal size together, as both of an image; each alone where the network takes no other size for all.
         for some in [equal, *([each] for each in equal if len(equal) > 1)]:
             cases = list(_resized_cases(network, inputs, size, some))
-            yield from ((size, resized, outputs) for resized, outputs in cases)
+            for resized, outputs in cases:
+                yield {(axis, size) for _, axis in some}, resized, outputs
             if cases and some is equal:
                 break
 

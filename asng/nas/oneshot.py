@@ -434,7 +434,7 @@ class OneShot:
             limits = [limit.name for limit in self.costs.limits]
             if state["limits"] != limits:  # their numbers may differ
                 raise ValueError(f"its limits are on {state['limits']}, these on {limits}")
-            other_weights = [torch.empty_like(w).copy_(saved[name]) for name, w in mine.items()]  # may fail: damaged
+            other_weights = [torch.empty_like(w).copy_(saved[name]) for name, w in mine.items()]  # raises if damaged
             self._weight_optimizers.load_state_dict(state["weight_optimizer"])
             self._weight_optimizers.scaler.load_state_dict(state["scaler"])
             self.costs.load_state_dict(state["costs"])

@@ -192,7 +192,7 @@ def front(
         batches: The batches on which each architecture is scored: a list, a DataLoader, or any iterable that starts
             again.
         judge, recalibrate_on: As in `score`.
-        k: The number of architectures to score, at least 1; fewer if there are not so many.
+        k: The maximum number of architectures to score, at least 1.
         progress: As in `rerank`.
 
     Returns:

@@ -373,7 +373,9 @@ def test_sizes_at_which_a_network_has_no_numbers_are_free(tmp_path):
 
 def test_what_source_cannot_say_does_not_hinder_other_formats(tmp_path):
     pytest.importorskip("safetensors")
-    nas.export(nn.Sequential(nn.Linear(3, 2), ByLength()), tmp_path, torch.ones(2, 3), formats=["safetensors"])
+    model = nn.Sequential(nn.Linear(3, 2), ByLength())
+    files = nas.export(model, tmp_path, torch.ones(2, 3), formats=["safetensors"])
+    assert list(tmp_path.iterdir()) == [files["safetensors"]]
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch):

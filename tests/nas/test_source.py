@@ -289,7 +289,7 @@ def test_numbers_that_are_given_are_those_of_the_example_and_others_are_refused(
     ]:
         with pytest.raises(ValueError, match=name):
             built(*others[:3], options={"shifts": others[3], "flag": others[4]})
-    with pytest.raises(ValueError, match=r"list\(options\) has to be \['shifts', 'flag'\]"):
+    with pytest.raises(ValueError, match=r"set\(options\) has to be \{'shifts', 'flag'\}"):
         built(x, 2.0, None, options={"shifts": [3], "flag": True, "more": x})
 
 
@@ -311,7 +311,7 @@ def test_further_tensors_are_refused_and_nan_is_a_number():
 @pytest.mark.parametrize("wrap", [lambda part: part, nn.Sequential], ids=["alone", "sequence"])
 def test_sizes_are_fixed_on_request(wrap):
     network = wrap(Scaled()).eval()
-    built = Source(network, (torch.randn(2, 5, 4),), {}, fixed_sizes=[5]).build()
+    built = Source(network, (torch.randn(2, 5, 4),), {}, fixed_axes=[(1, 5)]).build()
     x = torch.randn(3, 5, 4)
     torch.testing.assert_close(built(x), network(x), rtol=0, atol=0)
     with pytest.raises(ValueError, match=r"shape\[1\] has to be 5, as in the example"):
