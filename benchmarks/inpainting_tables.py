@@ -122,6 +122,7 @@ def run_row(commands: Sequence[Command], more: Sequence[str]) -> bool:
     for command in commands:
         verb, *flags = command
         if verb == "base":
+            Path(flags[0]).parent.mkdir(parents=True, exist_ok=True)
             write_json(Path(flags[0]), to_dict(base_of()))
         elif verb == "widen":
             found = read_json(Path(flags[0]) / SUMMARY, CURE, dict[str, Any])

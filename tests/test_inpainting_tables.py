@@ -91,7 +91,7 @@ def test_rows_run_once_and_are_drawn(tmp_path, capfd, monkeypatch):
             Image.new("RGB", (64, 64), (20 * number, 99, 200)).save(tmp_path / "faces" / part / f"{number}.png")
     monkeypatch.setitem(os.environ, "ASNG_DATA", str(tmp_path / "faces"))
     rows = bench.list_rows(tmp_path / "pixel", search_iterations=2, iterations=1)
-    chosen = [rows[name] for name in ("int0", "base1", "random0")]
+    chosen = [rows[name] for name in ("base1", "int0", "random0")]  # BASE's file is the first in the folder
     assert all(bench.run_row(commands, TINY) for commands in chosen)
     printed = capfd.readouterr().out
     assert [printed.count(f"asng inpainting {verb}") for verb in ("search", "retrain", "evaluate")] == [1, 4, 4]
