@@ -1,6 +1,6 @@
 """Ask and tell: draw candidates, check losses, save and restore the state.
 
-A method derives from `Optimizer` and adds its state and its update; nothing is overridden.
+A method derives from `Optimizer` and adds its state and its update.
 """
 
 import math

@@ -17,7 +17,7 @@ from asng._evaluation import CallResult
 from asng._ragged import Array
 from asng._untrusted import mismatch
 from asng._variable import Variable, stable_repr
-from asng._violations import FEASIBLE, WORST_LOSS, Violation
+from asng._violations import FEASIBLE, Violation, rank_losses
 
 Limits = Sequence[Callable[[dict[str, Any]], Any]]
 ELITES, ELITE_AGE = 1, 20  # how many of the best of the last populations are ranked with the next one
@@ -265,13 +265,8 @@ class BlackBox:
                 self._start_over()
 
     def _tell(self) -> None:
-        """Tell losses, and for infeasible candidates numbers above them in the order of their violations."""
         judged = [*self._judged, *self._recent_best()]
-        steps = sorted({each.violation for each in judged})
-        losses = [
-            each.loss if each.violation == FEASIBLE else WORST_LOSS * (1 + steps.index(each.violation))
-            for each in judged
-        ]
+        losses = rank_losses([each.loss for each in judged], [each.violation for each in judged])
         active = [self._active.get(each.key, self._variables.keys()) for each in judged] if self._active else None
         self.optimizer.tell([Candidate({}, each.x) for each in judged], losses, active=active)
 

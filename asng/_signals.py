@@ -74,6 +74,12 @@ def _held_signals() -> list[int]:
     return [number for number, default in DEFAULTS.items() if signal.getsignal(number) in (default, signal.SIG_DFL)]
 
 
+def _own_handlers() -> dict[int, Any]:
+    """Handlers that are Python's; None is one that is not."""
+    handlers = {number: signal.getsignal(number) for number in DEFAULTS}
+    return {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
+
+
 @contextmanager
 def hold_signals() -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and SIGHUP wait until the end of the block, where the first of them is sent again.
@@ -83,8 +89,7 @@ def hold_signals() -> Iterator[None]:
     """
     waiting: list[int] = []
     in_main_thread = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in DEFAULTS if in_main_thread}
-    ours = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
+    ours = _own_handlers() if in_main_thread else {}
     for number in ours:
         signal.signal(number, lambda number, frame: waiting.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, DEFAULTS)
@@ -161,10 +166,8 @@ def delay_interrupts() -> Iterator[Callable[[], bool]]:
         elif is_first:
             raise KeyboardInterrupt
 
-    handlers = {number: signal.getsignal(number) for number in DEFAULTS}
-    others = (None, signal.SIG_IGN)  # None: not Python's
-    ours = {number: handler for number, handler in handlers.items() if handler not in others}
-    _active.append((note, handlers[signal.SIGTERM]))
+    ours = _own_handlers()
+    _active.append((note, signal.getsignal(signal.SIGTERM)))
     try:
         for number in ours:
             signal.signal(number, note)

@@ -1,8 +1,10 @@
 """How far candidates are beyond limits: infeasible ones are ranked behind all others by it."""
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-WORST_LOSS = 1e300  # told for infeasible candidates, which rank behind all finite losses
+WORST_LOSS = 1e300  # told for what has no finite loss; all others are taken to be below it
 
 
 class Violation(NamedTuple):
@@ -22,3 +24,18 @@ class Violation(NamedTuple):
 
 
 FEASIBLE = Violation(0, 0.0)
+
+
+def rank_losses(losses: Sequence[float], violations: Sequence[Violation]) -> list[float]:
+    """Losses of which the order is that of candidates: by loss, then those without a finite one, then by violation.
+
+    >>> rank_losses([math.inf, 0.5, math.inf], [FEASIBLE, FEASIBLE, Violation(0, 2.0)])
+    [1e+300, 0.5, 2e+300]
+    """
+    if all(violation == FEASIBLE for violation in violations):
+        return [*losses]
+    steps = sorted({FEASIBLE, *violations})
+    return [
+        loss if math.isfinite(loss) else WORST_LOSS * (1 + steps.index(violation))
+        for loss, violation in zip(losses, violations, strict=True)
+    ]

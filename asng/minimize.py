@@ -115,8 +115,8 @@ def minimize(
         space: Names and variables.
         evaluations: The maximum number of calls of f, at least 2.
         population_size: Candidates per update; by default 4 + floor(3 ln n) for n variables with more than one value,
-            or, if that is smaller, 0.6 times the square root of `evaluations`, rounded to an even number, at least 4.
-            If `noisy`, at least a fortieth of `evaluations`, up to 1,000; if the callback ends the minimization, let
+            or, if that is smaller, 0.6 times the square root of `evaluations`, rounded down to an even number, at least
+            4. If `noisy`, at least a fortieth of `evaluations`, up to 1,000; if the callback ends the minimization, let
             `evaluations` be the number to expect.
         executor: Any concurrent.futures executor, such as a ProcessPoolExecutor or that of a Dask client. An idle
             worker gets the next candidate at once, without a barrier. The result therefore depends on the order in
@@ -130,7 +130,8 @@ def minimize(
             the first violated one. Infeasible candidates are not evaluated, and rank behind all feasible ones by
             violation. An exception in a limit or in the callback ends the minimization.
         callback: Called with every `Evaluation`; ends the minimization by returning True.
-        checkpoint: Path of a file for the state, saved after every evaluation (at most once a second) and at the end.
+        checkpoint: Path of a file for the state, saved after every evaluation (at most once a second, less often if
+            saving would take more than 5% of the time) and at the end.
             The same call continues from it, also with more evaluations, with its original population size. By default
             nothing is saved.
         target: Stop at a loss of at most this number.

@@ -46,7 +46,7 @@ from asng.experiments.cifar10.task import Cifar10, Cifar10DataSettings, Cifar10S
 from asng.nas._checkpoints import Checkpoint
 from asng.nas._loop import Epoch, Number, run_job
 from asng.nas.architecture import to_dict
-from asng.nas.result import certainty
+from asng.nas.result import concentration
 from asng.runs import ARCHITECTURE, CHECKPOINT, METRICS, SUMMARY, Run, make_config, write_json
 
 EPOCHS = {"darts": 25, "authors": 8}
@@ -185,7 +185,7 @@ class Authors(OtherSearch):
         return {"valid_loss": statistics.mean(losses), "valid_accuracy": torch.stack([*self.search.accuracies]).mean()}
 
     def status(self, epoch: Epoch) -> dict[str, float]:
-        return {**certainty(self.search.arch_optimizer), **super().status(epoch)}
+        return {**concentration(self.search.arch_optimizer), **super().status(epoch)}
 
     def find(self) -> dict[str, Any]:
         return self.search.arch_optimizer.mode()

@@ -6,8 +6,8 @@
 import json
 
 import pytest
-import torch
 
+from asng.experiments import digits
 from tests.helpers.golden_files import changes, differences, machine_of, path_of
 from tests.helpers.golden_values import QUICK, SLOW, Missing, nas_search_in_parts, pack
 
@@ -16,10 +16,8 @@ CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.long) for case in SLOW)]
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with digits.one_thread():
+        yield
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -71,7 +71,7 @@ THIRD_PARTY = {part: {"numpy"} for part in ("asng", *CORE)} | {
     "_convergence": set(),
     "_json_checkpoint": set(),
     "_progress": {"rich"},
-    "report": {"numpy", "matplotlib", "jinja2"},
+    "report": set(),
     "plot": {"numpy", "matplotlib"},
 }
 

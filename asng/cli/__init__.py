@@ -1,5 +1,4 @@
-"""The command line: `asng EXPERIMENT VERB [flags]` and `asng runs | resume | report | export RUN`. Only this
-package prints.
+"""The command line: `asng EXPERIMENT VERB [flags]` and `asng runs | resume | report | export RUN`.
 
 Flags are the fields of each experiment's settings. Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted.
 """

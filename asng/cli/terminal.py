@@ -116,7 +116,7 @@ def run_seeds(
     if len(seeds) == 1:
         run_one(replace(flags.settings, seed=seeds[0]), output)
         return
-    if flags.out is not None and (Path(flags.out) / CONFIG).exists():
+    if flags.out is not None and (flags.out / CONFIG).exists():
         raise ValueError(f"{flags.out} holds a single run; choose another folder (--out) for several seeds")
     outputs = []
     for seed in seeds:
@@ -137,10 +137,10 @@ def run_seeds(
 
 def seed_folder(flags: Any, default: Path, seed: int) -> Path:
     """The folder of a seed's run: --out, or one in it for each of several; else the default, which names the seed."""
-    if flags.out is None:
+    out: Path | None = flags.out
+    if out is None:
         return default
-    several = len(seeds_of(flags.seeds, seed)) > 1
-    return Path(flags.out) / f"seed{seed}" if several else Path(flags.out)
+    return out / f"seed{seed}" if len(seeds_of(flags.seeds, seed)) > 1 else out
 
 
 def tensorboard(flags: SeedFlags, folder: Path) -> Callable[[Any], None] | None:

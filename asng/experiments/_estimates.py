@@ -63,7 +63,7 @@ def _estimate_job(job: SearchJob | TrainJob, settings: JobSettings) -> Estimate:
 def estimate_digits(settings: digits.DigitsSettings) -> Estimate:
     """Of `asng digits search`: the search, and the trainings from scratch beside it."""
     data = digits.load_split(settings.seed)
-    with digits._one_thread():
+    with digits.one_thread():
         oneshot, job = digits.make_search(settings, data)
         generator = torch.Generator().manual_seed(settings.seed)
         batches = digits.ShuffledBatches(data.train, settings.batch_size, generator)

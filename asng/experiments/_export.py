@@ -67,7 +67,7 @@ def load_digits_run(folder: Path) -> Exportable:
     settings = settings_from_config(digits.DigitsSettings, config, folder)
     searched = next(iter(digits.read_results(folder)), None)  # the search is the first record
     data = digits.load_split(settings.seed)
-    with digits._one_thread():
+    with digits.one_thread():
         if searched is None:
             oneshot, job = digits.make_search(settings, data)
             _, steps = Checkpoint(folder / CHECKPOINT, config).restore(lambda: job)

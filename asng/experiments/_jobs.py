@@ -24,7 +24,7 @@ from asng.experiments._train_step import TrainStep
 from asng.nas._candidates import finite_mean, to_outcome
 from asng.nas._loop import Epoch, Job, Number
 from asng.nas.architecture import from_json
-from asng.nas.result import certainty
+from asng.nas.result import concentration
 from asng.runs import ARCHITECTURE
 
 TRAIN, VALID = 0, 1  # streams of random numbers for mini-batches
@@ -154,7 +154,7 @@ class SearchJob(BilevelJob):
         return record
 
     def status(self, epoch: Epoch) -> dict[str, float]:
-        return {**certainty(self.arch_optimizer), **super().status(epoch)}
+        return {**concentration(self.arch_optimizer), **super().status(epoch)}
 
     def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
         record, likely = super().finish_epoch(epoch), self.top_values()

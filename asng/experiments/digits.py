@@ -261,7 +261,7 @@ def run(
     Called again after an interruption, it continues. `flags` are kept by the run, as what it was started with;
     `callback` is that of `nas.search`.
     """
-    with Run(folder, runs.make_config("digits", "search", settings), flags=flags) as run, _one_thread():
+    with Run(folder, runs.make_config("digits", "search", settings), flags=flags) as run, one_thread():
         seed, done = settings.seed, read_records(folder, settings)
         data, random = load_split(seed), draw_random(settings)
         if not done:
@@ -327,7 +327,7 @@ def check_records(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Use one thread: so small networks gain little from more, and their rounding depends on the number."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

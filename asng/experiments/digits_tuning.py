@@ -126,7 +126,7 @@ def run(settings: TuneSettings, folder: Path, progress: Progress = no_progress) 
     Each call of `minimize` starts from the first trial and is told the losses of finished ones, so that it continues
     as it was.
     """
-    with Run(folder, make_config("digits", "tune", settings)) as run, digits._one_thread():
+    with Run(folder, make_config("digits", "tune", settings)) as run, digits.one_thread():
         done = read_records(folder, settings)
         data, trials = digits.load_split(settings.seed), [record for record in done if record["kind"] == "trial"]
         finished = list(trials)

@@ -62,8 +62,8 @@ class ASNGSampler(BaseSampler):
         n_trials: Number of trials of the study, of all processes together, which Optuna does not tell a sampler. If it
             is small, the population is smaller, as in `minimize`.
         population_size: Trials per update; overrides `n_trials`. By default 4 + floor(3 ln n) for n parameters, or, if
-            that is smaller, 0.6 times the square root of `n_trials`, rounded to an even number, at least 4. If `noisy`,
-            at least a fortieth of `n_trials`, up to 1,000.
+            that is smaller, 0.6 times the square root of `n_trials`, rounded down to an even number, at least 4. If
+            `noisy`, at least a fortieth of `n_trials`, up to 1,000.
         noisy: Whether the objective may return different values for the same parameters: numbers then take shorter
             steps, and the same values may be tried again.
         independent_sampler: Samples parameters that no finished trial has; by default uniformly.

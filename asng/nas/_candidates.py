@@ -24,11 +24,11 @@ class Step:
     """The record of one iteration. `train_step` and `judge_step` fill only the fields of their half.
 
     Attributes:
-        train_losses: The losses of the candidates that trained the weights; inf if out of memory. Empty if none was
+        train_losses: The losses of the candidates that trained the weights; inf of those that failed. Empty if none was
             feasible.
         valid_losses: The losses of the scored candidates; None for infeasible ones, which did not run. Empty with a
             judge.
-        train_metrics: One mapping per candidate; empty without metrics, and for those out of memory.
+        train_metrics: One mapping per candidate; empty without metrics, and for those that failed.
         valid_metrics: The same for the scored candidates, from the judge if there is one; also empty for infeasible
             ones.
         candidates: The values of the scored candidates.
@@ -105,7 +105,7 @@ class Outcome(NamedTuple):
         return self._replace(loss=self.loss.detach())
 
 
-FAILED = Outcome(torch.tensor(math.inf), {})  # of a candidate that ran out of memory
+FAILED = Outcome(torch.tensor(math.inf), {})  # of a candidate that failed
 
 
 class Numbers(NamedTuple):
@@ -113,7 +113,7 @@ class Numbers(NamedTuple):
 
     loss: float
     metrics: dict[str, float]
-    failed: bool = False  # it ran out of memory
+    failed: bool = False  # it ran out of memory, or raised an exception of `failures`
     weight: float = 1.0
 
 

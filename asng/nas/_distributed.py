@@ -165,7 +165,8 @@ class Groups:
             found = f"tensors of {', '.join(map(str, sorted(counts)))} rows" if counts else "no tensors"
             raise ValueError(
                 f"{self._parts} processes split the batch of each candidate, but a {type(batch).__name__} with {found} "
-                "cannot be split; give tensors with equal numbers of rows, or no more processes than candidates"
+                "cannot be split; give tensors with equal numbers of rows, or start fewer than twice as many processes "
+                "as candidates"
             )
         (rows,) = counts
         start, end = (rows * part // self._parts for part in (self._part, self._part + 1))

@@ -19,7 +19,7 @@ from asng.nas._extract import StaticBuild
 from asng.nas._loop import Epoch, Job, rng_states, set_rng_states
 from asng.nas._training import check_alike
 from asng.nas.oneshot import Batch, OneShot
-from asng.nas.result import certainty, describe_nearest
+from asng.nas.result import concentration, describe_nearest
 
 EXPLOSION_FACTOR = 1000  # times the loss at the beginning
 
@@ -188,7 +188,7 @@ class LoaderJob(Job):
         feasible = sum(not violated for violated in step.violations) / max(len(step.violations), 1)
         losses = {"train_loss": step.train_loss} if step.train_losses else {}
         losses |= {self._score_name: step.score} if feasible else {}
-        if self._oneshot.out_of_memory:  # which is another error, after some steps of it
+        if self._oneshot._is_half_failed:  # which is another error, after some steps of it
             losses = {name: loss for name, loss in losses.items() if not math.isnan(loss)}
         if not self._losses:
             self._losses.append(step.train_loss)
@@ -261,7 +261,7 @@ class LoaderJob(Job):
         self._cost = self._oneshot.capture_cost
         arch_optimizer = self._oneshot.arch_optimizer
         distribution = describe_distribution(arch_optimizer)
-        return {**means, **certainty(arch_optimizer), "distribution": distribution, "steps": judged, **cost}
+        return {**means, **concentration(arch_optimizer), "distribution": distribution, "steps": judged, **cost}
 
     def _warn_of_explosion(self, train: float, epoch: int) -> None:
         """Warn, once, of a mean loss that is finite, but far above that of the first step, or of the first epoch."""

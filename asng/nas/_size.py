@@ -44,11 +44,7 @@ class Arithmetic:
     def __rtruediv__(self, other: Any) -> "Size":
         return _combine("/", other, self)
 
-    def __radd__(self, other: Any) -> "Size":
-        return _combine("+", self, other)
-
-    def __rmul__(self, other: Any) -> "Size":
-        return _combine("*", self, other)
+    __radd__, __rmul__ = __add__, __mul__
 
     def __mod__(self, other: Any) -> Any:  # as torch's convolutions compute
         raise ValueError(

@@ -39,7 +39,7 @@ class Item(nn.Module):
 
     def __init__(self, index: int) -> None:
         super().__init__()
-        # Without the package's own check: nothing of it is imported here.
+        # Without the package's own check: exports copy this class, and import nothing of it.
         if not isinstance(index, int) or isinstance(index, bool) or index < 0:
             raise ValueError(f"index must be an integer of at least 0, got {index!r}")
         self.index = index

@@ -1,8 +1,8 @@
 """One iteration of one-shot search (Algorithm 1 of the paper): weights first, then the distribution.
 
-Under torchrun the candidates are sharded over the processes, and where there are fewer candidates, the batch of each
-over a group of processes. All processes draw the same candidates and are told the same losses, so theta is equal
-everywhere without communication.
+Under torchrun the candidates are sharded over the processes, and where there are half as many candidates or fewer, the
+batch of each over a group of processes. All processes draw the same candidates and are told the same losses, so theta
+is equal everywhere without communication.
 """
 
 import copy
@@ -17,7 +17,7 @@ from torch import nn
 
 from asng._asktell import Candidate, Optimizer
 from asng._checks import check_bool
-from asng._violations import FEASIBLE, WORST_LOSS, Violation
+from asng._violations import FEASIBLE, Violation, rank_losses
 from asng.nas import _candidates, _checkpoints, _checks, _distributed
 from asng.nas._candidates import FAILED, FAILURES, Judge, LossFn, Numbers, Outcome, Step
 from asng.nas._distributed import Groups
@@ -44,8 +44,8 @@ class OneShot:
 
     Several processes (initialize torch.distributed first) must all pass the same batches. They start from the weights,
     the buffers and the state of rank 0. Each has the running statistics of the candidates that it ran. If there are
-    more processes than candidates, groups of processes split the batch of one candidate each by rows; losses, scores
-    and metrics must then be means over rows.
+    at least twice as many processes as candidates, groups of processes split the batch of one candidate each by rows;
+    losses, scores and metrics must then be means over rows.
 
     Args:
         model: Any module with decisions, on its training device, also wrapped by torch.compile or DataParallel;
@@ -175,7 +175,7 @@ class OneShot:
         Raises:
             ValueError: The loss is not a scalar tensor, or does not depend on the weights; or `loss_fn` changes
                 gradients or leaves the model in evaluation mode.
-            RuntimeError: Every candidate of five consecutive steps ran out of memory.
+            RuntimeError: Every candidate of five consecutive steps failed, by running out of memory or by `failures`.
         """
         return self._iterate((train_batch,), (valid_batch,))
 
@@ -259,8 +259,8 @@ class OneShot:
         )
 
     @property
-    def out_of_memory(self) -> bool:
-        """Whether every candidate of a half of the last step ran out of memory."""
+    def _is_half_failed(self) -> bool:
+        """Whether every candidate of a half failed in the last step that ran this half."""
         return self._failures.steps > 0
 
     def _run_candidates(
@@ -363,14 +363,7 @@ class OneShot:
         return self.costs.violation(values) == FEASIBLE
 
     def _tell(self, candidates: list[Candidate], losses: list[float | None], violations: list[Violation]) -> None:
-        """Feasible by loss, then feasible without a finite loss, then infeasible by violation."""
-        told = [math.inf if loss is None else loss for loss in losses]
-        if any(violation != FEASIBLE for violation in violations):
-            steps = sorted({FEASIBLE, *violations})
-            told = [
-                number if math.isfinite(number) else WORST_LOSS * (1 + steps.index(violation))
-                for number, violation in zip(told, violations, strict=True)
-            ]
+        told = rank_losses([math.inf if loss is None else loss for loss in losses], violations)
         active = [self.supernet.active(c.values) for c in candidates] if self._mask_inactive else None
         self.arch_optimizer.tell(candidates, told, active=active)
 

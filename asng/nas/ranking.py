@@ -181,10 +181,10 @@ def front(
 ) -> Front:
     """Find the Pareto front of score and costs among architectures with the shared weights of a search.
 
-    Of the k architectures, a tenth are the most likely ones, and three tenths are random. The others differ in one
-    decision from a member of the front so far, preferably where it is sparse. All meet the limits. Architectures that
-    became unlikely during the search are trained less, so their scores are worse than they could be. Call it in all
-    processes.
+    Of the k architectures, a tenth are the most likely ones, and three tenths are random. Most of the others differ in
+    one decision from a member of the front so far, preferably where it is sparse. All meet the limits. Architectures
+    that became unlikely during the search are trained less, so their scores are worse than they could be. Call it in
+    all processes.
 
     Args:
         oneshot: A search, usually at its end, or its result.

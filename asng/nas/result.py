@@ -425,8 +425,8 @@ def probability(distribution: Mapping[str, Any], space: Mapping[str, Variable], 
     return math.exp(logarithm)
 
 
-def certainty(optimizer: Optimizer) -> dict[str, float]:
-    """Certainty of a search: the mean of the largest probabilities of its choices, and ASNG's step size."""
+def concentration(optimizer: Optimizer) -> dict[str, float]:
+    """How far a distribution has narrowed: the mean of the largest probabilities of its choices; ASNG's step size."""
     largest = [float(np.max(p)) for p in optimizer.distribution().values() if isinstance(p, np.ndarray)]
     record = {"largest_probability": sum(largest) / len(largest)} if largest else {}
     return {**record, "delta": optimizer.delta} if isinstance(optimizer, ASNG) else record

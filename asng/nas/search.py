@@ -140,7 +140,7 @@ def search(
         ValueError: An argument does not fit, the model cannot be searched, the checkpoint belongs to another search, is
             in use or damaged, or all validation losses or scores of an epoch were NaN or infinite.
         OSError: The checkpoint cannot be written. Raised before the first step, unless the disk becomes full.
-        RuntimeError: Every candidate of five consecutive steps ran out of memory.
+        RuntimeError: Every candidate of five consecutive steps failed, by running out of memory or by `failures`.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP came.
 
     >>> from asng import nas

@@ -7,7 +7,7 @@ from typing import Any
 from asng.report._read import RunData
 from asng.runs import ARCHITECTURE, is_own_search
 
-VERBS = {"search", "retrain", "sweep"}  # that a run's settings repeat
+VERBS = {"search", "retrain", "sweep", "tune"}  # that a run's settings repeat
 NOT_FLAGS = {"experiment", "kind", "version", "format", "architecture", "faces"}  # what else a configuration holds
 
 

@@ -91,9 +91,9 @@ def _final_numbers(run: RunData) -> dict[str, Any]:
 def _state(run: RunData) -> str:
     progress = run.progress if run.records or run.results else None
     if progress is None:
-        return "finished" if run.summary else f"{len(run.results):,} results" if run.results else "nothing yet"
+        return "finished" if run.is_finished else f"{len(run.results):,} results" if run.results else "nothing yet"
     done = "{:,.0f} of {:,.0f} {}".format(*progress)
-    return f"finished, {done}" if run.summary else done
+    return f"finished, {done}" if run.is_finished else done
 
 
 def _mean(name: str, numbers: Sequence[Any]) -> Html | str:

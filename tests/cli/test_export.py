@@ -139,7 +139,7 @@ def test_a_search_that_goes_on_gives_the_most_likely_architecture_so_far(runs):
     checkpoint = Checkpoint(folder / "checkpoint.pt", config)
     data_of_seed = digits.load_split(0)
     oneshot, job = digits.make_search(settings, data_of_seed)
-    with digits._one_thread():
+    with digits.one_thread():
         run_job(job, epochs=2, checkpoint=checkpoint)
     done = run("export", str(folder), "--format", "json")
     assert (done.code, done.err) == (0, "")

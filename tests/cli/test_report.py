@@ -15,6 +15,7 @@ from asng.cli import toy as toy_command
 from asng.cli.flags import parse_command
 from asng.experiments.cifar10.task import Cifar10
 from asng.experiments.digits import DigitsSettings
+from asng.experiments.digits_tuning import TuneSettings
 from asng.experiments.inpainting.task import Inpainting
 from asng.experiments.toy import QUICK, ToySettings
 from asng.report._command import repeat_commands
@@ -119,6 +120,15 @@ def test_the_command_of_a_sweep_and_of_digits_have_their_settings(tmp_path):
     words = shlex.split(repeat_commands(read_runs(folder))[0])
     parsed = parse_command(digits_command.SearchCommand, "x", words[3:])
     assert (parsed.settings, parsed.seeds) == (settings, (2,))
+
+
+def test_the_command_of_a_tuning_has_its_settings(tmp_path):
+    settings = TuneSettings(trials=7, seed=3)
+    words = shlex.split(
+        repeat_commands(read_runs(write_run(tmp_path / "tune", make_config("digits", "tune", settings))))[0]
+    )
+    assert words[:3] == ["asng", "digits", "tune"]
+    assert parse_command(digits_command.TuneCommand, "x", words[3:]).settings == settings
 
 
 def test_a_run_of_no_command_has_none(tmp_path):

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asng import EvaluationError, Optimizer, minimize
+from asng import Categorical, EvaluationError, Integer, Optimizer, minimize
+from asng._violations import WORST_LOSS
 from tests.helpers.black_boxes import LINE, WIDE, Recorder, sphere
 
 
@@ -23,6 +24,26 @@ def test_an_exception_costs_one_evaluation_and_ranks_last():
     assert [evaluation.values for evaluation in failed] == [{"n": 0}]
     assert failed[0].loss == math.inf
     assert result.values == {"n": -1}
+
+
+def test_failures_rank_before_infeasible_candidates(monkeypatch):
+    told, tell = [], Optimizer.tell
+
+    def note(optimizer, candidates, losses, **more):
+        told.append(list(losses))
+        tell(optimizer, candidates, losses, **more)
+
+    monkeypatch.setattr(Optimizer, "tell", note)
+    space = {"n": Integer(0, 100), "op": Categorical(["a", "b"])}
+
+    def loss(values):
+        return values["n"] if values["op"] == "a" else math.nan
+
+    with pytest.warns(UserWarning, match="failed"):
+        minimize(loss, space, evaluations=60, limits=[lambda values: values["n"] - 50], seed=0)
+    mixed = [losses for losses in told if any(WORST_LOSS < loss < math.inf for loss in losses)]
+    assert any(WORST_LOSS in losses and min(losses) <= 50 for losses in mixed)
+    assert all(math.isfinite(loss) for losses in mixed for loss in losses)
 
 
 @pytest.mark.parametrize(

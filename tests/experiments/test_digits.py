@@ -23,10 +23,8 @@ SMALL = digits.DigitsSettings(epochs=2, training_epochs=2)
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with digits.one_thread():
+        yield
 
 
 def test_the_three_parts_of_the_data_are_all_of_it_and_follow_the_seed():

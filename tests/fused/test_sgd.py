@@ -34,7 +34,7 @@ def updates(monkeypatch):
                 optimizer = torch.optim.SGD(own, lr=0.1, **dict(settings))
                 update = WeightUpdate(optimizer, max_grad_norm, n)
                 if low:
-                    update.keep_low(low_dtype, {id(own[index]) for index in low})
+                    update.build(low_dtype, {id(own[index]) for index in low})
             update.load()
             made.append((update, own))
         return made

@@ -450,10 +450,10 @@ def test_a_half_without_feasible_candidates_has_not_failed():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         oneshot.step(torch.ones(3), torch.ones(3))
-        assert oneshot.out_of_memory
+        assert oneshot._is_half_failed
         cost[0] = 2
         oneshot.step(torch.ones(3), torch.ones(3))
-        assert not oneshot.out_of_memory
+        assert not oneshot._is_half_failed
 
 
 class Forgetful(dict):

@@ -282,6 +282,15 @@ def test_a_folder_of_several_seeds_is_several_runs(tmp_path):
     assert "asng digits search --seed 3 --lr 0.1 --seeds 2" in page.text("Settings")
 
 
+@pytest.mark.parametrize(("lines", "text"), [(5, "finished, 5 of 5 results"), (1, "run 1 of 5 results")])
+def test_a_run_is_finished_when_it_has_all_of_its_results(lines, text, tmp_path):
+    config = {"experiment": "digits", "kind": "tune", "version": "0.1.0", "format": 2, "trials": 2}
+    run = write_run(tmp_path / "run", config, summary={"accuracy": 0.5})
+    (run / "results.jsonl").write_text('{"kind": "tuned"}\n' * lines)
+    pages = write(tmp_path, run, write_run(tmp_path / "other"))
+    assert text in pages.text("Overview")
+
+
 def test_searches_that_count_epochs_alone_are_drawn_over_epochs(tmp_path):
     page = write(tmp_path, write_run(tmp_path / "run", records=[{"epoch": e, "train_loss": 1.0} for e in (1, 2)]))
     assert page.charts["Loss"]["x"] == "epoch"

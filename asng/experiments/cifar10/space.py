@@ -17,8 +17,7 @@ NODES = 5
 OPERATIONS = ("identity", "avg_pool", "max_pool", "sep_conv3", "sep_conv5")
 CLASSES = 10
 
-Path = tuple[int, str]  # source, operation
-Paths = Sequence[tuple[Path, Path]]  # of each node of a cell
+Paths = Sequence[tuple[tuple[int, str], tuple[int, str]]]  # of each node of a cell: source and operation, twice
 
 
 SPACE = {  # 40 variables; n_theta = 140

@@ -105,7 +105,7 @@ class Iteration:
                 self._allocate(len(self._columns))
                 check_masks(self._supernet, self._batches.values(), self._run_masked, self._run_selected)
             if self._amp_dtype is not None:
-                self.update.keep_low(self._amp_dtype, self._only_cast())
+                self.update.build(self._amp_dtype, self._only_cast())
             self._allocate(len(self._columns))
             # Once with these copies: libraries load kernels at their first use, or choose them by times.
             with without_syncs(), _switch.refuse_waits(), self._effects.refuse_replacements():

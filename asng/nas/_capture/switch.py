@@ -132,10 +132,7 @@ def _device_runtime() -> Path:
 CAPACITY = 1 << 16  # switches of a graph
 MAX_BRANCHES = 6  # side by side, each with a stream for every switch inside another: torch has 32 streams in all
 NO_GENERATOR = "generator not in capture mode"  # torch says
-
-
-def _cuda() -> Any:
-    return torch.cuda  # much of it has no types
+cuda: Any = torch.cuda  # much of it has no types
 
 
 class BrokenCapture(Exception):
@@ -153,7 +150,6 @@ class BranchingGraph:
     """
 
     def __init__(self, device: torch.device) -> None:
-        cuda = _cuda()
         self._runtime = import_module("cuda.bindings.runtime")
         self._device = device
         with cuda.device(device):  # to which it belongs
@@ -168,7 +164,6 @@ class BranchingGraph:
     @contextmanager
     def dry_run(self) -> Iterator[None]:
         """Run what is inside, but capture the bodies of its switches, to see whether they can be."""
-        cuda = _cuda()
         gc.collect()  # earlier autograd graphs tie parameters to other streams
         cuda.synchronize(self._device)
         cuda.empty_cache()
@@ -257,7 +252,7 @@ class BranchingGraph:
             check_cuda(runtime.cudaGraphDestroy(graph))
 
     def _capture_body(self, outer: Any, body: Callable[[], None], graph: Any) -> None:
-        runtime, cuda = self._runtime, _cuda()
+        runtime = self._runtime
         if outer.cuda_stream not in self._side:
             self._side[outer.cuda_stream] = cuda.Stream(self._device)
         side = self._side[outer.cuda_stream]
@@ -272,7 +267,6 @@ class BranchingGraph:
 
     def fork(self, branches: Sequence[Callable[[], None]]) -> None:
         """Capture branches that run side by side, as far as there are streams."""
-        cuda = _cuda()
         outer = cuda.current_stream()
         while len(self._branches) < min(len(branches), MAX_BRANCHES):
             self._branches.append(cuda.Stream(self._device))
@@ -300,7 +294,6 @@ class BranchingGraph:
 @contextmanager
 def refuse_synchronization() -> Iterator[None]:
     """Raise RuntimeError where the host waits for the device, which a graph cannot do."""
-    cuda = _cuda()
     before = cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls the mode a prototype
@@ -317,7 +310,6 @@ def refuse_waits() -> Iterator[None]:
 
     CUDA gives up a capture in which one is called, and with it the GPU for this process.
     """
-    cuda = _cuda()
     waits = [(cuda, "synchronize"), (torch.accelerator, "synchronize")]
     waits += [(cuda.Event, name) for name in ("synchronize", "elapsed_time", "query")]
     before = [(owner, name, getattr(owner, name)) for owner, name in waits]

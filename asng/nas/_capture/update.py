@@ -327,14 +327,11 @@ class WeightUpdate:
 
     def __init__(self, optimizer: torch.optim.Optimizer, max_grad_norm: float, n: int) -> None:
         self._optimizer, self._max_grad_norm, self._n = optimizer, max_grad_norm, n
-        self._build(None, ())
-
-    def keep_low(self, dtype: torch.dtype, ids: Container[int]) -> None:
-        """Run the passes with copies in lower precision of some parameters, named by their ids."""
-        self._build(dtype, ids)
+        self.build()
 
     @torch.no_grad()
-    def _build(self, dtype: torch.dtype | None, ids: Container[int]) -> None:
+    def build(self, low_dtype: torch.dtype | None = None, ids: Container[int] = ()) -> None:
+        """Build it anew, for passes with copies in lower precision of some parameters, named by their ids."""
         self.groups: list[FlatGroup] = []
         self._rules, self.weights = [], []  # frees what they hold
         optimizer = self._optimizer
@@ -342,7 +339,7 @@ class WeightUpdate:
             high = [parameter for parameter in group["params"] if id(parameter) not in ids]
             low = [parameter for parameter in group["params"] if id(parameter) in ids]
             self.groups += [FlatGroup(optimizer, number, high, self._n)] if high else []
-            self.groups += [FlatGroup(optimizer, number, low, self._n, dtype)] if low else []
+            self.groups += [FlatGroup(optimizer, number, low, self._n, low_dtype)] if low else []
         self._rules = [rule_for(flat, type(self._optimizer)) for flat in self.groups]
         self.weights = [self._weights_of(number) for number in range(self._n)]  # of each pass
         self._settings, self._parameters = self._current_settings(), self._current_parameters()

@@ -81,12 +81,12 @@ class ElasticConv(ElasticLayer, nn.modules.conv._ConvNd):
     def _convolve(self, input: Tensor, *arguments: Any) -> Tensor:
         """The output of torch's function, called with input, weight, bias, stride and these arguments.
 
-        Where convolutions are autotuned, numbers of channels are rounded up: the input is padded with channels of
+        Where new shapes are slow, numbers of channels are rounded up: the input is padded with channels of
         zeros, and surplus output channels are cropped. The result and all gradients are those of the exact slice.
         """
         in_channels, out_channels = inputs, outputs = self.sizes["in_channels"](), self.sizes["out_channels"]()
         has_channels = input.dim() > self._axes  # otherwise torch refuses it
-        if self.groups == 1 and has_channels and autotunes(input.device):
+        if self.groups == 1 and has_channels and is_slow_for_new_shapes(input.device):
             inputs = min(round_channels(in_channels), self.in_channels)
             outputs = min(round_channels(out_channels), self.out_channels)
             if inputs > in_channels:
@@ -158,13 +158,13 @@ class ConvTranspose(ElasticConv):
         return self._convolve(input, padding, more, self.sizes["groups"](), self.dilation)
 
 
-def autotunes(device: torch.device) -> bool:
-    """True if convolutions on a device are autotuned, which takes milliseconds for every new number of channels."""
+def is_slow_for_new_shapes(device: torch.device) -> bool:
+    """True where the first convolution of a shape takes longer than later ones: cuDNN plans it."""
     return device.type == "cuda"
 
 
 def round_channels(channels: int) -> int:
-    """The next multiple of 32, or below 32 the next power of 2: few numbers to autotune, and little surplus.
+    """The next multiple of 32, or below 32 the next power of 2: few shapes to plan, and little surplus.
 
     >>> [round_channels(channels) for channels in (3, 8, 17, 64, 65, 200)]
     [4, 8, 32, 64, 96, 224]

@@ -60,7 +60,7 @@ def test_the_update_by_kernels_equals_that_by_torchs_functions(low, monkeypatch)
         optimizer = torch.optim.SGD(own, 0.1, momentum=0.9, weight_decay=0.1, nesterov=True)
         update = WeightUpdate(optimizer, 5.0, 2)
         if low:
-            update.keep_low(torch.bfloat16, {id(p) for p in own[:2]})
+            update.build(torch.bfloat16, {id(p) for p in own[:2]})
         assert {type(rule) for rule in update._rules} == {kind}
         made.append((update, own))
     for number in range(5):
@@ -81,7 +81,7 @@ def test_kernels_reach_gradients_beyond_32_bits():
     pytest.importorskip("triton")
     parameter = nn.Parameter(torch.zeros(110_000_000, device="cuda"))
     update = WeightUpdate(torch.optim.SGD([parameter], 1.0), math.inf, 20)
-    update.keep_low(torch.bfloat16, {id(parameter)})
+    update.build(torch.bfloat16, {id(parameter)})
     update.begin()
     update.weights[19].gradients[id(parameter)][-1] = 2.0
     update.step([torch.tensor(1.0, dtype=torch.float64, device="cuda")])

@@ -1,4 +1,4 @@
-"""On a GPU, where cuDNN autotunes each new shape, numbers of channels are rounded up; results stay the same."""
+"""On a GPU, where cuDNN plans each new shape, numbers of channels are rounded up; results stay the same."""
 
 import copy
 
@@ -14,7 +14,7 @@ from asng.space import Integer
 
 @pytest.fixture(autouse=True)
 def _rounding_everywhere(monkeypatch):
-    monkeypatch.setattr(convolutions, "autotunes", lambda device: True)
+    monkeypatch.setattr(convolutions, "is_slow_for_new_shapes", lambda device: True)
 
 
 def layers(bias=True):
@@ -44,7 +44,7 @@ def test_outputs_and_gradients_are_those_of_the_exact_channels(wide, narrow, ker
     nas.select(model, {"wide": wide, "narrow": narrow, "k": kernel})
     found = gradients(model, images)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(convolutions, "autotunes", lambda device: False)
+        patch.setattr(convolutions, "is_slow_for_new_shapes", lambda device: False)
         exact = gradients(model, images)
     assert [tensor.shape for tensor in found] == [tensor.shape for tensor in exact]
     assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(found, exact, strict=True))
@@ -115,8 +115,8 @@ def test_layers_of_several_groups_are_not_rounded():
 
 def test_gpus_plan_and_processors_do_not(monkeypatch):
     monkeypatch.undo()
-    assert convolutions.autotunes(torch.device("cuda"))
-    assert not convolutions.autotunes(torch.device("cpu"))
+    assert convolutions.is_slow_for_new_shapes(torch.device("cuda"))
+    assert not convolutions.is_slow_for_new_shapes(torch.device("cpu"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
