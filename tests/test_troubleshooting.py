@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -97,7 +97,7 @@ def run_static_after_elastic(layer: nn.Module) -> None:
 
 def test_messages_of_torch_are_those_that_it_has():
     width, rate = nas.Width("w", [4, 8]), nas.Value("rate", Real(0, 0.5))
-    mistakes = {
+    mistakes: dict[str, Callable[[], object]] = {
         "empty(): argument 'size' …": lambda: nn.Linear(width, 2),  # type: ignore[arg-type]
         "'Width' object is not iterable": lambda: nn.LayerNorm(width),
         "'<=' not supported between instances of 'Width' and 'int'": lambda: nn.MultiheadAttention(width, 2),
@@ -105,6 +105,7 @@ def test_messages_of_torch_are_those_that_it_has():
         "hidden_size should be of type int, got: Width": lambda: nn.LSTM(4, width),
         "should contain … elements not …": lambda: run_static_after_elastic(nn.BatchNorm1d(8)),
         "mat1 and mat2 shapes cannot be multiplied": lambda: run_static_after_elastic(nn.Linear(8, 2)),
+        "element 0 of tensors does not require grad": lambda: torch.autograd.grad(torch.ones(1), torch.ones(1)),
         "mat1 and mat2 must have the same dtype": lambda: run_static_after_elastic(nn.Linear(4, 2).double()),
     }
     patterns = entries(of_torch=True)

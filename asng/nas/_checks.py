@@ -256,7 +256,8 @@ def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimiz
     for module, path in supernet.paths.items():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise ValueError(
-                f"{path or 'the model'} has sparse gradients, whose norm torch cannot compute; use sparse=False"
+                f"{path or 'the model'} has sparse gradients, which are neither clipped nor set to zero in steps that "
+                "do not use it; use sparse=False"
             )
 
 

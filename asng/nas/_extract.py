@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Reversible
 from contextlib import nullcontext
 from functools import cache
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -16,7 +16,7 @@ from asng.nas._checks import MODULE_ATTRIBUTES, objects_in, unregistered_modules
 from asng.nas._preserve import forbid_changes, is_from_asng, label_of, preserve_rng, user_modules
 from asng.nas._ties import Ties
 from asng.nas.decisions import Decision, Searchable
-from asng.nas.layers._base import Build, ElasticLayer, current_build, own_hooks
+from asng.nas.layers._base import Build, ElasticLayer, current_build, hooks_of, own_hooks
 
 if TYPE_CHECKING:
     from asng.nas.supernet import Supernet
@@ -69,7 +69,7 @@ class StaticBuild:
             _copy_tensors(module, memo, share_weights)
         with self.supernet.select_temporarily(self._values):
             memo = self._substitute(memo, set(kept))
-        for module in ordinary:
+        for module in reversed(ordinary):  # those inside first: what copies itself, as a GraphModule, looks at them
             attributes = memo[id(module)].__dict__
             for name, value in module.__dict__.items():
                 try:
@@ -136,7 +136,7 @@ class StaticBuild:
         if not isinstance(module, Searchable):
             return unwrap(module)
         from_asng = is_from_asng(type(module).build_static)
-        is_hooked = any(map(own_hooks, (module._forward_hooks, module._forward_pre_hooks)))
+        is_hooked, is_patched = any(map(own_hooks, hooks_of(module))), "forward" in vars(module)
         token = current_build.set(self._views if from_asng else self._copies)
         try:
             with nullcontext() if from_asng else self.supernet.preserve_selection():
@@ -147,10 +147,11 @@ class StaticBuild:
             label = label_of(module, self._original)
             raise TypeError(f"build_static() of {label} must return a module, its replacement, got {static!r}")
         self._adopt(module, static)
-        if is_hooked and static is not module:
+        if (is_hooked or is_patched) and static is not module:
             raise ValueError(
-                f"{label_of(module, self._original)} has a forward hook, which its replacement "
-                f"{type(static).__name__} would not have; register it on the surrounding module, or remove it first"
+                f"{label_of(module, self._original)} has {'a forward hook' if is_hooked else 'a forward of its own'}, "
+                f"which its replacement {type(static).__name__} would not have; "
+                f"{'register it on' if is_hooked else 'put it into'} the surrounding module, or remove it first"
             )
         if not from_asng:
             active = self.supernet.active_modules(root=module)
@@ -283,4 +284,7 @@ def _copy_attribute(name: str, value: Any, memo: dict[int, Any]) -> Any:
         return value
     if name in MODULE_ATTRIBUTES and not value:  # hooks, most of the time
         return kind()
+    if kind is MethodType and isinstance(value.__self__, nn.Module):  # of the class of its copy
+        owner = copy.deepcopy(value.__self__, memo)
+        return owner if owner is None else getattr(owner, value.__name__)
     return copy.deepcopy(value, memo)

@@ -27,6 +27,11 @@ def add_notes(error: Exception, supernet: Supernet, values: Mapping[str, Any], f
             "batch norm needs more than one row, also of batches to validate, as candidates are judged in training "
             "mode; leave out a last batch of one row, as DataLoader(..., drop_last=True) does"
         )
+    elif "does not require grad and does not have a grad_fn" in text:
+        error.add_note(
+            f"candidates are judged without gradients: where {function} differentiates, let it do so in "
+            "`with torch.enable_grad():`"
+        )
     elif weight is not None and OTHER_DTYPE.search(text):
         error.add_note(f"its weights are {weight.dtype}: convert its inputs, as by x.to({weight.dtype}), or the model")
     elif text.startswith("decision ") and "has no value yet" in text:

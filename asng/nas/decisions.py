@@ -13,9 +13,12 @@ import torch
 from torch import nn
 
 from asng._checks import MAX_ITEMS, as_int, check_int, take_list
+from asng._untrusted import shorten
 from asng.nas._size import AnySize, Arithmetic, Size, to_size
 from asng.nas._static import Chain, Constant, Item
 from asng.space import Categorical, Integer, Variable
+
+CONTAINERS = {nn.Module.forward, nn.Sequential.forward, Chain.forward}  # that run their modules, or nothing, alone
 
 
 class Searchable(nn.Module, ABC):
@@ -219,8 +222,34 @@ def _take_modules(modules: Any, purpose: str, cure: str) -> list[nn.Module]:
     try:
         iter(modules)
     except TypeError:  # also an array without axes
-        raise ValueError(f"{purpose}, got {modules!r}; {cure}") from None
+        inside = next((name for name, m in _children(modules) if isinstance(m, (nn.ModuleList, nn.Sequential))), "")
+        found = f", such as {inside} of it" if inside else ""
+        raise ValueError(f"{purpose}, got {shorten(modules)}; {cure}{found}") from None
+    _check_container(modules, purpose)
     return take_list(modules, f"{purpose}, but they", MAX_MODULES)
+
+
+def _children(modules: Any) -> Iterable[tuple[str, nn.Module]]:
+    return modules.named_children() if isinstance(modules, nn.Module) else ()
+
+
+def _check_container(modules: Any, purpose: str) -> None:
+    """ValueError for a module that does more than to hold those that are taken out of it."""
+    if not isinstance(modules, nn.Module):
+        return
+    kind: Any = type(modules)
+    found = ""
+    if kind.forward not in CONTAINERS or "forward" in vars(modules):
+        found = "a forward of its own"
+    elif modules._forward_hooks or modules._forward_pre_hooks:
+        found = "a forward hook"
+    elif modules._parameters or modules._buffers:
+        found = f"a tensor of its own, {next(iter({**modules._parameters, **modules._buffers}))}"
+    if found:
+        raise ValueError(
+            f"{purpose}, got a {kind.__name__} with {found}, which would be lost; make the decision in its list of "
+            "modules instead, or give list(...) of it if nothing is lost"
+        )
 
 
 class Pick(Decision):
@@ -314,7 +343,14 @@ class Repeat(Decision):
         return int(self.value)
 
     def __getitem__(self, index: Any) -> Any:
-        return list(self)[index]
+        blocks = list(self)
+        try:
+            return blocks[index]
+        except IndexError:
+            raise IndexError(
+                f"Repeat {self.name!r} runs {len(blocks)} of its {len(self.blocks)} blocks now, not block {index}; "
+                "iterate over it (for block in repeat), or over range(len(repeat))"
+            ) from None
 
     def __bool__(self) -> bool:
         return True  # as other modules; also where no length is selected yet

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from asng import ASNG, Categorical, Real, nas
-from asng.nas import OneOf, Repeat, Width, extract, select
+from asng.nas import OneOf, Repeat, Width, extract, select, space_of
 
 
 class Calling(nn.Module):
@@ -188,3 +188,70 @@ def test_active_modules_that_are_no_list_are_named():
 
     with pytest.raises(ValueError, match=r"active_modules\(\) of Forgetful must return a list of modules, got None"):
         nas.Supernet(Forgetful()).active({"v": "a"})
+
+
+@pytest.mark.parametrize("searched", [OneOf("op", [nn.Linear(4, 4), nn.Tanh()]), nas.Linear(4, Width("op", [3, 4]))])
+def test_a_decision_with_a_forward_of_its_own_is_refused(searched):
+    searched.forward = lambda x: x
+    model = nn.Sequential(searched)
+    with pytest.raises(
+        ValueError, match=r"^0 \(\w+\) has a forward of its own, which its replacement Linear would not"
+    ):
+        extract(model, ASNG(space_of(model)).mode())
+
+
+class Bound(nn.Module):
+    """Calls its parts by methods that it holds as attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = Width("width", [2, 4])
+        self.embed, self.op = nas.Linear(4, width), OneOf("op", [nn.Tanh(), nn.ReLU()])
+        self.head, self.unused = nas.Linear(width, 1), OneOf("unused", [nn.Tanh()])
+        self.encode, self.activate, self.call_head = self.embed.forward, self.op.forward, self.head.__call__
+        self.never = self.unused.options[0].forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.call_head(self.activate(self.encode(x)))
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("op", [0, 1])
+def test_methods_of_decisions_and_elastic_layers_become_those_of_their_replacements(width, op):
+    model, x = Bound(), torch.randn(3, 4)
+    values = {"width": width, "op": op, "unused": 0}
+    select(model, values)
+    network: Any = extract(model, values)
+    randomize(model)  # the network has its own
+    expected = network.head(network.op(network.embed(x)))
+    assert torch.equal(network(x), expected)
+    assert network.encode.__self__ is network.embed
+
+
+def test_modules_that_copy_themselves_find_their_children():
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).relu()
+
+    model = nn.Sequential(torch.fx.symbolic_trace(Plain()), OneOf("op", [nn.Linear(4, 4), nn.Tanh()]))
+    x = torch.randn(3, 4)
+    select(model, {"op": 1})
+    network = extract(model, {"op": 1})
+    expected = model(x)
+    randomize(model)
+    assert torch.equal(network(x), expected)
+
+
+@pytest.mark.parametrize(
+    "read", [lambda model: extract(model, {"width": 8}), lambda m: nas.parameters(m, {"width": 8})]
+)
+def test_extraction_leaves_the_state_of_parametrizations_alone(read):
+    model = nn.Sequential(torch.nn.utils.parametrizations.spectral_norm(nas.Linear(4, Width("width", [4, 8]))))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    read(model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(module.training for module in model.modules())

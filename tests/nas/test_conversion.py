@@ -317,6 +317,23 @@ def make_hooked() -> nn.Linear:
     return layer
 
 
+def make_patched() -> nn.Linear:
+    layer = nn.Linear(4, 8)
+    layer.forward = lambda x: x  # type: ignore[method-assign, assignment]
+    return layer
+
+
+def make_hooked_backward() -> nn.Linear:
+    layer = nn.Linear(4, 8)
+    layer.register_full_backward_hook(lambda *_: None)
+    return layer
+
+
+class Standardized(nn.Conv2d):
+    def _conv_forward(self, input, weight, bias):
+        return super()._conv_forward(input, weight - weight.mean(), bias)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -335,6 +352,12 @@ def make_hooked() -> nn.Linear:
         (
             lambda: nas.Linear.from_torch(make_hooked()),
             "has a forward hook, which nas.Linear would not have; remove it",
+        ),
+        (lambda: nas.Linear.from_torch(make_hooked_backward()), "has a backward hook, which nas.Linear would not"),
+        (lambda: nas.Linear.from_torch(make_patched()), "Linear has a forward method of its own, which nas.Linear"),
+        (
+            lambda: nas.Conv2d.from_torch(Standardized(4, 8, 3)),
+            "Standardized has a _conv_forward method of its own, which nas.Conv2d would not have",
         ),
         (lambda: nas.MultiheadAttention.from_torch(nn.MultiheadAttention(8, 2, kdim=4)), "not kdim=4 and vdim=8"),
         (

@@ -97,3 +97,15 @@ def test_a_score_has_the_notes_of_a_search():
     with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
         nas.score(Net(), {"first": 1, "depth": 2}, [torch.zeros(3, 5)], lambda model, x: model(x).sum())
     assert caught.value.__notes__ == ["in first.options.1.0 (Linear) of the architecture {'first': 1, 'depth': 2}"]
+
+
+def test_a_loss_that_differentiates_is_told_to_enable_gradients():
+    def penalty(model, x):
+        x = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return gradient.square().mean()
+
+    model = nn.Sequential(nas.OneOf("op", [nn.Linear(4, 4)]), nn.Tanh(), nn.Linear(4, 2))
+    _, cure = notes_of(model, torch.zeros(3, 4), penalty)
+    assert cure.endswith("where loss_fn differentiates, let it do so in `with torch.enable_grad():`")
+    make_oneshot(model, loss_fn=torch.enable_grad()(penalty)).step(torch.zeros(3, 4), torch.zeros(3, 4))

@@ -54,11 +54,51 @@ def test_weights_outside_of_the_model_that_its_optimizer_trains_are_part_of_the_
     assert torch.equal(scale, resumed_scale)
 
 
+class Beside(torch.nn.Module):
+    """A model with tensors that its state dict lacks: a frozen layer, and buffers, one of which grows."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.frozen = Net(dropout=0), torch.nn.Linear(4, 4).requires_grad_(False)
+        self.count: Any
+        self.seen: Any
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+        self.register_buffer("seen", torch.zeros(0), persistent=False)
+        self.register_state_dict_post_hook(drop_frozen)
+
+    def forward(self, x):
+        if self.training:
+            self.count, self.seen = self.count + 1, torch.cat([self.seen, x[:1, 0].detach()])
+        return self.net(self.frozen(x)) / self.count + self.seen.mean()
+
+
+def drop_frozen(model, state, prefix, metadata):
+    for name in [name for name in state if name.startswith(f"{prefix}frozen.")]:
+        del state[name]
+
+
+def test_tensors_that_the_models_state_dict_lacks_are_part_of_the_state():
+    def make():
+        model = Beside()  # with other numbers in the frozen layer each time
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return make_oneshot(model, weight_optimizer=torch.optim.SGD(trained, lr=0.1))
+
+    train, valid = batches(4, seed=1), batches(4, seed=2)
+    whole, resumed = make(), make()
+    for place in range(2):
+        whole.step(train[place], valid[place])
+    resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
+    for place in range(2, 4):
+        assert whole.step(train[place], valid[place]) == resumed.step(train[place], valid[place])
+    assert torch.equal(whole.model.seen, resumed.model.seen)
+    assert torch.equal(whole.model.frozen.weight, resumed.model.frozen.weight)
+
+
 @pytest.mark.parametrize("damage", [lambda w: w.to("meta"), lambda w: w.to_sparse()], ids=["meta", "sparse"])
 def test_damaged_weights_outside_of_the_model_change_nothing(damage):
     oneshot, scale = with_a_weight_in_the_loss()
     state = copy.deepcopy(oneshot.state_dict())
-    state["other_weights"] = [damage(weight) for weight in state["other_weights"]]
+    state["other_tensors"] = {name: damage(weight) for name, weight in state["other_tensors"].items()}
     oneshot.step(batches(1, seed=1)[0], batches(1, seed=2)[0])
     before, before_scale = copy.deepcopy(oneshot.model.state_dict()), scale.detach().clone()
     with pytest.raises(ValueError, match="the state does not fit"):

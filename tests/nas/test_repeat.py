@@ -147,3 +147,52 @@ def test_blocks_that_are_no_list_of_modules_are_refused(blocks, message):
 @pytest.mark.usefixtures("same_numbers")
 def test_a_model_that_iterates_its_layers_is_captured():
     assert_same_steps(searchable_encoder())
+
+
+class Residual(nn.Sequential):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class Summed(nn.ModuleList):
+    def forward(self, x):
+        return sum(layer(x) for layer in self)
+
+
+def make_stage(change=lambda stage: None, kind: Any = nn.Sequential):
+    stage = kind(*[nn.Linear(4, 4), nn.Linear(4, 4)])
+    change(stage)
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("stage", "found"),
+    [
+        (make_stage(kind=Residual), "a Residual with a forward of its own"),
+        (Summed([nn.Linear(4, 4), nn.Linear(4, 4)]), "a Summed with a forward of its own"),
+        (make_stage(lambda stage: setattr(stage, "forward", stage[0].forward)), "a Sequential with a forward of its"),
+        (make_stage(lambda stage: stage.register_forward_hook(print)), "a Sequential with a forward hook"),
+        (make_stage(lambda stage: stage.register_buffer("gate", torch.ones(4))), "a tensor of its own, gate"),
+    ],
+    ids=["Sequential", "ModuleList", "patched", "hook", "tensor"],
+)
+def test_a_stage_that_does_more_than_to_run_its_blocks_is_refused(stage, found):
+    with pytest.raises(
+        ValueError, match=f"Repeat 'depth' takes a list of blocks, got .*{found}.* would be lost; .*list"
+    ):
+        Repeat("depth", stage)
+    assert len(Repeat("depth", list(stage)).blocks) == 2
+
+
+def test_a_stage_that_is_no_list_is_shown_briefly_with_its_list():
+    stage: Any = nn.Module()
+    stage.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(50)))
+    with pytest.raises(ValueError, match=r"takes a list of blocks, got .{,150}; give .*, such as layers of it$"):
+        Repeat("depth", stage)
+
+
+def test_a_block_beyond_those_that_run_is_refused_with_the_cure():
+    layers = Repeat("depth", [nn.Identity(), nn.Identity(), nn.Identity()])
+    select(layers, {"depth": 2})
+    with pytest.raises(IndexError, match=r"Repeat 'depth' runs 2 of its 3 blocks now, not block 2; iterate over it"):
+        layers[2]

@@ -64,6 +64,28 @@ def own_hooks(hooks: Mapping[int, Any]) -> list[Any]:
     return [hook for hook in hooks.values() if not type(hook).__module__.startswith(("torch.nn.utils.", "asng."))]
 
 
+def hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
+    return module._forward_hooks, module._forward_pre_hooks
+
+
+def backward_hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
+    return module._backward_hooks, module._backward_pre_hooks
+
+
+@cache
+def _methods(kind: Any) -> list[str]:
+    """The methods that compute the output of a torch layer: forward, and those that it may call."""
+    inherited = (base for base in kind.__mro__[: kind.__mro__.index(nn.Module)])
+    named = {name for base in inherited for name, value in vars(base).items() if callable(value)}
+    return sorted(
+        name for name in named if not name.startswith("__") and name not in {"extra_repr", "reset_parameters"}
+    )
+
+
+def _is_replaced(name: str, layer: nn.Module, kind: Any) -> bool:
+    return name in vars(layer) or getattr(type(layer), name) is not getattr(kind, name)
+
+
 class Build(NamedTuple):
     """An extraction in progress, as elastic layers see it."""
 
@@ -241,16 +263,19 @@ class ElasticLayer(Searchable):
         """
         kind: Any = type(layer)
         shown = shorten(layer)
-        if kind.forward is not self.torch_layer.forward:
+        if method := next(
+            (name for name in _methods(self.torch_layer) if _is_replaced(name, layer, self.torch_layer)), ""
+        ):
             raise ValueError(
-                f"{kind.__name__} has a forward method of its own, which nas.{type(self).__name__} would not have; "
+                f"{kind.__name__} has a {method} method of its own, which nas.{type(self).__name__} would not have; "
                 f"make an elastic layer of it: class Elastic{kind.__name__}(nas.ElasticLayer, {kind.__name__})"
             )
-        if any(map(own_hooks, (layer._forward_hooks, layer._forward_pre_hooks))):
-            raise ValueError(
-                f"{shown} has a forward hook, which nas.{type(self).__name__} would not have; remove it first, or "
-                "hook the surrounding module"
-            )
+        for direction, hooks in (("forward", hooks_of(layer)), ("backward", backward_hooks_of(layer))):
+            if any(map(own_hooks, hooks)):
+                raise ValueError(
+                    f"{shown} has a {direction} hook, which nas.{type(self).__name__} would not have; remove it first, "
+                    "or hook the surrounding module"
+                )
         for name in self.elastic:
             old, new = getattr(layer, name, None), getattr(self, name, None)
             if old != new:
@@ -312,7 +337,7 @@ class ElasticLayer(Searchable):
             TypeError: `active_tensors` has other names or shapes than the torch layer.
         """
         self._check_static(in_channels)
-        computed = self._any_size is not None or self._forward_pre_hooks
+        computed = self._any_size is not None or self._forward_pre_hooks or _parametrizations(self)
         with self._prepare(in_channels) if computed else nullcontext():
             static, tensors = build_on_meta(self.torch_layer, **self.static_settings()), self.active_tensors()
         self._check_tensors(static, tensors)
@@ -352,9 +377,11 @@ class ElasticLayer(Searchable):
     def _prepare(self, in_channels: int | None) -> Iterator[None]:
         """Set the size of the input, and the weights that torch's hooks compute as the layer runs; restore both."""
         attributes, last_seen = dict(self.__dict__), getattr(self._any_size, "last_seen", None)
+        modes = {module: module.training for module in _parametrizations(self)}
         if self._any_size is not None:
             self._any_size.last_seen = in_channels
-        self.__dict__["training"] = False  # in which they write no buffers
+        for module in (self, *modes):
+            module.__dict__["training"] = False  # in which hooks and parametrizations write no buffers
         try:
             for hook in self._forward_pre_hooks.values():
                 if not own_hooks({0: hook}):
@@ -362,6 +389,8 @@ class ElasticLayer(Searchable):
             yield
         finally:
             self.__dict__.update(attributes)
+            for module, mode in modes.items():
+                module.__dict__["training"] = mode
             if self._any_size is not None:
                 self._any_size.last_seen = last_seen
 
@@ -415,6 +444,13 @@ class ElasticLayer(Searchable):
                 expected = size() if not size.decisions else f"{size} = {size()}"
                 up_to = "up to " if isinstance(size, AnySize) else ""
                 raise RuntimeError(f"{name_of(self)} takes {up_to}{expected} {unit}, but got {got}")
+
+
+def _parametrizations(layer: nn.Module) -> list[nn.Module]:
+    """The modules that compute the weights of a layer and of those in it, as spectral_norm does."""
+    owners = (layer, *layer._modules.values())
+    lists = [owner._modules["parametrizations"] for owner in owners if owner and "parametrizations" in owner._modules]
+    return [module for each in lists if each is not None for module in each.modules()]
 
 
 @cache
