@@ -135,7 +135,7 @@ class Body:
         for part in path.split(".") if path else ():
             if isinstance(holder, (nn.Sequential, nn.ModuleList)) and part.isdigit():
                 text += f"[{part}]"
-            elif isinstance(holder, (nn.ModuleDict, nn.ParameterDict)) or not part.isidentifier():
+            elif (isinstance(holder, (nn.ModuleDict, nn.ParameterDict)) and part in holder) or not part.isidentifier():
                 text += f"[{part!r}]"
             else:
                 text += f".{part}"
@@ -356,6 +356,9 @@ class Recording(TorchFunctionMode):
             if module._forward_hooks or module._forward_pre_hooks:
                 label = label_of(module, self._paths)
                 raise NotRecordable(f"{label} has a forward hook, which source would not have; remove it")
+            if isinstance(module, torch.jit.ScriptModule):
+                label = label_of(module, self._paths)
+                raise NotRecordable(f"{label} is TorchScript, which cannot be recorded; use the module it was made of")
             module.forward = partial(self._run, module, module.forward)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,12 +1,14 @@
 """A static network as a Python module that needs torch alone: classes, a function that builds it, one that loads it.
 
 Layers of torch are built by their constructors, sequences and lists of modules as such. All other modules become
-classes with the `forward` that a run on example inputs recorded; equal ones share a class. Modules and weights that
-do not run are left out. The names in the state dict are those of the network.
+classes with the `forward` that a run on example inputs recorded; equal ones share a class. A class of which only other
+methods are called has no `forward`. Modules and weights that do not run are left out. The names in the state dict are
+those of the network.
 """
 
 import copy
 import inspect
+import keyword
 import textwrap
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -20,6 +22,7 @@ from asng.nas._preserve import label_of
 from asng.nas._recording import RESERVED, NotRecordable, Recording, unique_name
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+PARAMETERS = (nn.ParameterList, nn.ParameterDict)
 INDENT = "    "
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # Arguments that are not attributes of the same name, but say whether another attribute is there.
@@ -125,43 +128,67 @@ class Source:
         if module in self._layers:
             return self._layers[module]
         children = {name: child for name, child in module._modules.items() if child is not None}
-        if isinstance(module, (nn.Sequential, nn.ModuleList)):
-            items = [
-                self._construct(c, depth + 1) if self._is_needed(c) else "nn.Identity()" for c in children.values()
-            ]
-            if list(children) != [str(number) for number in range(len(children))]:
-                raise self._error(module, "has items with names; give nn.Sequential its modules without a dict")
-            if module in self._bodies:
-                return f"{self._class_of(module, 'nn.ModuleList', {})}([{_join(items, depth)}])"
-            is_list = isinstance(module, nn.ModuleList)
-            return f"nn.ModuleList([{_join(items, depth)}])" if is_list else f"nn.Sequential({_join(items, depth)})"
-        needed = {name: self._construct(c, depth + 1) for name, c in children.items() if self._is_needed(c)}
-        if module not in self._bodies:  # called are its children alone
-            return f"nn.ModuleDict({{{_join([f'{name!r}: {text}' for name, text in needed.items()], depth)}}})"
-        for name, tensor in {**module._parameters, **module._buffers}.items():
-            if tensor is not None and id(tensor) in self._read:
-                dtype = "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
-                empty = f"torch.empty({tuple(tensor.shape)}{dtype})"
-                is_parameter = name in module._parameters
-                needed[name] = f"nn.Parameter({empty})" if is_parameter and tensor.is_floating_point() else empty
-        if wrong := [name for name in needed if not name.isidentifier()]:
-            raise self._error(module, f"has a part {wrong[0]!r}, which is not a valid name in Python; rename it")
+        tensors = self._empty_tensors(module)
+        if isinstance(module, CONTAINERS):
+            return self._construct_container(module, children, tensors, depth)
+        if isinstance(module, PARAMETERS) and not children:  # a dict for a list, too, as items may be left out
+            return f"nn.ParameterDict({{{_join([f'{name!r}: {text}' for name, text in tensors.items()], depth)}}})"
+        needed = {name: self._construct(c, depth + 1) for name, c in children.items() if self._is_needed(c)} | tensors
         arguments = [f"{name}={text}" for name, text in needed.items()]
         return f"{self._class_of(module, 'nn.Module', needed)}({_join(arguments, depth)})"
 
+    def _construct_container(
+        self, module: nn.Module, children: dict[str, nn.Module], tensors: dict[str, str], depth: int
+    ) -> str:
+        if isinstance(module, nn.ModuleDict):
+            items = [f"{name!r}: {self._construct(c, depth + 1)}" for name, c in children.items() if self._is_needed(c)]
+            base, held = "nn.ModuleDict", f"{{{_join(items, depth)}}}"
+        elif list(children) != [str(number) for number in range(len(children))]:
+            raise self._error(module, "has items with names; give nn.Sequential its modules without a dict")
+        else:
+            items = [
+                self._construct(c, depth + 1) if self._is_needed(c) else "nn.Identity()" for c in children.values()
+            ]
+            base, held = "nn.ModuleList", f"[{_join(items, depth)}]"
+            if isinstance(module, nn.Sequential) and module not in self._bodies and not tensors:
+                return f"nn.Sequential({_join(items, depth)})"
+        if module in self._bodies or tensors:
+            arguments = [held, *(f"{name}={text}" for name, text in tensors.items())]
+            return f"{self._class_of(module, base, tensors)}({', '.join(arguments)})"
+        return f"{base}({held})"
+
+    def _empty_tensors(self, module: nn.Module) -> dict[str, str]:
+        """Expressions of the parameters and buffers that functions get, without their numbers."""
+        empty = {}
+        for name, tensor in {**module._parameters, **module._buffers}.items():
+            if tensor is not None and id(tensor) in self._read:
+                dtype = "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
+                text = f"torch.empty({tuple(tensor.shape)}{dtype})"
+                learns = tensor.is_floating_point() or tensor.is_complex()  # others cannot have gradients
+                parameter = f"nn.Parameter({text}{'' if learns else ', requires_grad=False'})"
+                empty[name] = parameter if name in module._parameters else text
+        return empty
+
     def _class_of(self, module: nn.Module, base: str, parts: dict[str, str]) -> str:
         """The name of a module's class, which is written where there is none like it."""
-        signature, body = self._bodies[module]
+        if wrong := [name for name in parts if not name.isidentifier() or keyword.iskeyword(name) or name == "self"]:
+            raise self._error(
+                module, f"has a part {wrong[0]!r}, which cannot be the name of an argument in Python; rename it"
+            )
         lines = [f"({base}):"]
         if parts:
-            lines += [f"{INDENT}def __init__({', '.join(['self', *parts])}):", f"{INDENT * 2}super().__init__()"]
+            held = "" if base == "nn.Module" else "modules"
+            lines.append(f"{INDENT}def __init__({', '.join(filter(None, ['self', held, *parts]))}):")
+            lines.append(f"{INDENT * 2}super().__init__({held})")
             for name in parts:
                 is_buffer = name in module._buffers
                 line = f"self.register_buffer({name!r}, {name})" if is_buffer else f"self.{name} = {name}"
                 lines.append(INDENT * 2 + line)
             lines.append("")
-        lines += [f"{INDENT}def forward({', '.join(['self', *signature])}):", *(INDENT * 2 + line for line in body)]
-        text = "\n".join(lines)
+        if module in self._bodies:  # where only its methods are called, their lines are in the forward that calls them
+            signature, body = self._bodies[module]
+            lines += [f"{INDENT}def forward({', '.join(['self', *signature])}):", *(INDENT * 2 + line for line in body)]
+        text = "\n".join(lines).rstrip()
         if text not in self._classes:
             wish = type(module).__name__.strip("_")
             taken = {*RESERVED, *self._classes.values()}
@@ -173,9 +200,11 @@ class Source:
         first: dict[int, str] = {}
         for path, module in self._network.named_modules(remove_duplicate=False):
             for name, parameter in module._parameters.items():
-                if parameter is None or not self._is_needed(module):
+                is_written = module in self._layers or id(parameter) in self._read
+                if parameter is None or not is_written or not self._is_needed(module):
                     continue
-                here = f"network.get_submodule({path!r}).{name}" if path else f"network.{name}"
+                part = f"[{name!r}]" if isinstance(module, PARAMETERS) else f".{name}"
+                here = f"network.get_submodule({path!r}){part}" if path else f"network{part}"
                 if id(parameter) in first:
                     yield f"{here} = {first[id(parameter)]}"
                 first.setdefault(id(parameter), here)

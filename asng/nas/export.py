@@ -4,6 +4,7 @@ import copy
 import io
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from asng._untrusted import shorten
 from asng.nas._checkpoints import short_reason
 from asng.nas._checks import check_module, unwrap
 from asng.nas._devices import map_leaves
+from asng.nas._recording import NotRecordable
 from asng.nas._source import Source
 from asng.nas.architecture import to_json
 from asng.nas.supernet import Values, space_of
@@ -39,7 +41,11 @@ SOURCE_CURE = (
     "sizes that are read by len() or int(), and choices that depend on the inputs, are fixed as in the example: "
     "use x.shape"
 )
-EXPORT_CURE = "read sizes by x.shape instead of len(), or leave its format out"
+FORMAT_CURE = "leave out the format {} by the argument formats"
+EXPORT_CURE = f"read sizes by x.shape instead of len(), or {FORMAT_CURE}"
+# In front of the reason in messages of ONNX Runtime, and a line of code in those of torch.
+ONNXRUNTIME_PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : (?:.*Status Message: )?", re.DOTALL)
+CODE_LINE = re.compile(r'File "(.+)", line (\d+), in .+\n\s*(.+)')
 
 CallInputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -211,8 +217,13 @@ class _Contents:
     def _checked_source(
         self, network: nn.Module, fixed_axes: Collection[tuple[int, int]] = ()
     ) -> tuple[Source, nn.Module]:
-        source = Source(network, *self._inputs, fixed_axes=fixed_axes)
-        built = source.build()
+        try:
+            source = Source(network, *self._inputs, fixed_axes=fixed_axes)
+            built = source.build()
+        except NotRecordable:
+            raise
+        except Exception as error:  # whatever code leads to that was not written to be recorded
+            raise ValueError(f"network.py cannot be written ({_reason_of(error)})") from None
         self._check("network.py", lambda inputs: _run(built, inputs), SOURCE_CURE)
         return source, built
 
@@ -233,9 +244,12 @@ class _Contents:
     def to_safetensors(self) -> bytes:
         from safetensors.torch import load, save
 
-        state = {name: tensor.detach().clone().contiguous() for name, tensor in self._network.state_dict().items()}
-        content: bytes = save(state, {"format": "pt", "asng": __version__})
-        assert all(torch.equal(tensor, state[name]) for name, tensor in load(content).items())
+        with _silence("safetensors", "safetensors, and python, which needs it,"):
+            state = {name: tensor.detach().clone().contiguous() for name, tensor in self._network.state_dict().items()}
+            content: bytes = save(state, {"format": "pt", "asng": __version__})
+            loaded = load(content)
+        if not all(torch.equal(_to_bytes(tensor), _to_bytes(state[name])) for name, tensor in loaded.items()):
+            raise ValueError(f"{WEIGHTS} holds other numbers than the network; leave out the format safetensors")
         return content
 
     def to_python(self) -> bytes:
@@ -246,27 +260,30 @@ class _Contents:
 
     def to_torch(self) -> bytes:
         file = io.BytesIO()
-        with _silence("torch.export"):
+        with _silence("torch.export", "torch"):
             torch.export.save(self._program(), file)
             file.seek(0)
             module = torch.export.load(file).module()
-        self._check(FILES["torch"], lambda inputs: _run(module, inputs))
+        self._check(FILES["torch"], lambda inputs: _run(module, inputs), EXPORT_CURE.format("torch"))
         return file.getvalue()
 
     def to_onnx(self) -> bytes:
         import onnxruntime  # type: ignore[import-untyped]
 
-        with _silence("torch.onnx.export"):
+        with _silence("torch.onnx.export", "onnx"):
             made: Any = torch.onnx.export(self._program(), dynamo=True, verbose=False)
             content: bytes = made.model_proto.SerializeToString()
-        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # what it prints of errors is in those that it raises, too
+        with _silence("onnxruntime", "onnx"):
+            session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         names = [each.name for each in session.get_inputs()]
 
         def run(inputs: CallInputs) -> list[Tensor]:
             given = zip(names, (tensor.numpy() for tensor in _flatten(inputs)), strict=True)
             return [torch.from_numpy(each) for each in session.run(None, dict(given))]
 
-        self._check(FILES["onnx"], run)
+        self._check(FILES["onnx"], run, EXPORT_CURE.format("onnx"))
         return content
 
     def _program(self) -> Any:
@@ -278,23 +295,21 @@ class _Contents:
         dynamic = shapes.dynamic_shapes(self._network, args, kwargs)
         return torch.export.export(self._network, args, kwargs, dynamic_shapes=dynamic)
 
-    def _check(self, name: str, run: Callable[[CallInputs], Any], cure: str = EXPORT_CURE) -> None:
+    def _check(self, name: str, run: Callable[[CallInputs], Any], cure: str) -> None:
         """Compare outputs with those of the network; raises ValueError."""
         for inputs, expected in self._cases:
             batch = len(_flatten(inputs)[0])
             try:
                 outputs = _flatten(run(inputs))
             except Exception as error:
-                raise ValueError(
-                    f"{name} does not run with a batch of {batch} ({short_reason(error)}); {cure}"
-                ) from None
+                raise ValueError(f"{name} does not run with a batch of {batch} ({_reason_of(error)}); {cure}") from None
             if not _are_close(outputs, expected):
                 raise ValueError(f"{name} computes other numbers than the network for a batch of {batch}; {cure}")
 
 
 @contextmanager
-def _silence(what: str) -> Iterator[None]:
-    """Silence the warnings and logs of an exporter, and turn its errors into ValueErrors in one line."""
+def _silence(what: str, name: str) -> Iterator[None]:
+    """Silence the warnings and logs of the exporter of a format, and turn its errors into ValueErrors in one line."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -302,9 +317,28 @@ def _silence(what: str) -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except Exception as error:  # whatever a network leads to
-        raise ValueError(f"{what} cannot export the network ({short_reason(error)}); leave its format out") from None
+        cure = FORMAT_CURE.format(name)
+        raise ValueError(f"{what} cannot export the network ({_reason_of(error)}); {cure}") from None
     finally:
         logging.disable(before)
+
+
+def _reason_of(error: Exception) -> str:
+    """A sentence on what an exporter or a runtime failed at, and the line of code that it names."""
+    while isinstance(error.__cause__, Exception):  # torch's exporters wrap the reason into advice on how to report it
+        error = error.__cause__
+    text, count = ONNXRUNTIME_PREFIX.subn("", str(error))
+    reason = short_reason(Exception(text) if count else error)
+    places = CODE_LINE.findall(text)
+    if not places:
+        return reason
+    path, line, code = places[-1]
+    return f"{reason}, {Path(path).name}, line {line}: {shorten(code, str, 100)}"
+
+
+def _to_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, in which NaN equals itself."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _run(network: Any, inputs: CallInputs) -> Any:
@@ -381,8 +415,10 @@ def _are_close(outputs: list[Tensor], expected: list[Tensor]) -> bool:
 
 
 def _is_close(output: Tensor, expected: Tensor) -> bool:
-    if output.shape != expected.shape or output.numel() == 0:
-        return output.shape == expected.shape
+    if output.shape != expected.shape or output.is_complex() != expected.is_complex() or output.numel() == 0:
+        return output.shape == expected.shape and output.numel() == 0
+    if output.is_complex():
+        output, expected = (torch.view_as_real(each.resolve_conj()) for each in (output, expected))
     output, expected = output.double(), expected.double()
     largest = expected.nan_to_num(0, 0, 0).abs().max().clamp(min=1e-6)
     return torch.allclose(output, expected, rtol=0, atol=TOLERANCE * largest.item(), equal_nan=True)

@@ -73,6 +73,7 @@ def test_accelerate_finds_the_same_in_several_processes(tmp_path):
 
 def test_a_model_of_hugging_face_is_searched_and_saved(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
+    pytest.importorskip("onnxruntime")
     names = run_recipe("transformers", tmp_path, monkeypatch)
     network, again, values = names["network"], names["again"], names["result"].values
     assert isinstance(network, names["BertForSequenceClassification"])
@@ -80,6 +81,10 @@ def test_a_model_of_hugging_face_is_searched_and_saved(tmp_path, monkeypatch):
     batch = names["batches"][0]
     torch.testing.assert_close(again.eval()(**batch).loss, network.eval()(**batch).loss)
     assert not any(isinstance(module, nas.Decision) for module in network.modules())
+    exported = torch.export.load(tmp_path / "exported" / "network.pt2").module()
+    ids = batch["input_ids"]
+    torch.testing.assert_close(exported(input_ids=ids).logits, network(input_ids=ids).logits)
+    assert (tmp_path / "exported" / "network.onnx").exists()
 
 
 def test_the_comparison_with_optuna_finds_a_network_within_the_limit(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from asng import fused, nas
-from asng.nas.export import FILES
+from asng.nas.export import FILES, _are_close
 from asng.space import Integer, Real
 from tests.helpers.elsewhere import WITH_ONNXRUNTIME, WITH_SOURCE, WITH_TORCH, run_elsewhere
 
@@ -207,6 +207,14 @@ class ByLength(nn.Module):
         return x / len(x)
 
 
+class OnlyInteger(nn.Module):
+    """Does not run while it is recorded."""
+
+    def forward(self, x):
+        assert type(x.shape[0]) is int
+        return x * 2
+
+
 class BySign(nn.Module):
     def forward(self, x):
         return x if x.sum() > 0 else -x
@@ -221,6 +229,11 @@ class BySign(nn.Module):
         (nn.Linear(3, 2), {"formats": []}, r"formats must be some of .*got \[\]"),
         (nn.Linear(3, 2), {"formats": ["json"]}, "give its values, or leave the format out"),
         (nn.Sequential(BySign()), {"formats": ["python"]}, r"0 \(BySign\) reads numbers.*leave out the format python"),
+        (
+            OnlyInteger(),
+            {"formats": ["python"]},
+            r"network.py cannot be written \(.*or leave out the format python$",
+        ),
         (nn.Sequential(ByLength()), {"formats": ["python"]}, "other numbers than the network for a batch of 4.*len"),
     ],
 )
@@ -229,6 +242,82 @@ def test_what_cannot_be_exported_is_refused_with_the_cure(model, given, message,
     with pytest.raises(ValueError, match=message):
         nas.export(model, tmp_path / "new", torch.ones(2, 3), **given)
     assert not (tmp_path / "new").exists()
+
+
+class Projects(nn.Module):
+    """ONNX Runtime refuses what torch makes of it."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 5, layers, batch_first=True, proj_size=4)
+
+    def forward(self, x):
+        return self.lstm(x)[0]
+
+
+class Decomposes(nn.Module):
+    def forward(self, x):
+        return torch.linalg.svdvals(x)
+
+
+WITHOUT_ONNX = ".*leave out the format onnx by the argument formats$"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize(
+    ("model", "format", "message"),
+    [
+        (Projects(1), "onnx", r"network.onnx does not run .*\(Input initial_c must have shape" + WITHOUT_ONNX),
+        (Projects(2), "onnx", r"onnxruntime cannot export the network \(Node .* must have same rank" + WITHOUT_ONNX),
+        (Decomposes(), "onnx", "torch.onnx.export cannot .*No ONNX function found for .*linalg_svd" + WITHOUT_ONNX),
+        (
+            BySign(),
+            "torch",
+            r"torch.export cannot .*test_export.py, line \d+: return x if x.sum\(\) > 0 .*format torch",
+        ),
+    ],
+    ids=["when it runs", "when it is loaded", "when it is made", "in code of the network"],
+)
+def test_the_reason_of_a_refusal_is_named_with_the_format(model, format, message, tmp_path):
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(ValueError, match=message):
+        nas.export(model, tmp_path / "new", torch.ones(2, 6, 3), formats=[format])
+    assert not (tmp_path / "new").exists()
+
+
+class Buffers(nn.Module):
+    def __init__(self, **tensors):
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, x):
+        return tuple(x * buffer for buffer in self.buffers())
+
+
+def test_weights_may_be_nan_or_complex(tmp_path):
+    pytest.importorskip("safetensors")
+    model = Buffers(a=torch.tensor([float("nan"), 1, 2]), b=torch.randn(3, dtype=torch.complex64))
+    x = torch.randn(2, 3)
+    built = load_source(nas.export(model, tmp_path, x, formats=["python"]))
+    torch.testing.assert_close(built(x), model(x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_weights_that_safetensors_does_not_know_are_refused(tmp_path):
+    pytest.importorskip("safetensors")
+    model = Buffers(a=torch.randn(3, dtype=torch.complex128))
+    with pytest.raises(
+        ValueError, match=r"safetensors cannot export .*complex128.*leave out the format safetensors, and"
+    ):
+        nas.export(model, tmp_path, torch.ones(2, 3), formats=["python"])
+
+
+def test_imaginary_parts_are_compared():
+    x = torch.randn(3, dtype=torch.complex64)
+    assert _are_close([x.conj()], [x.conj()])
+    assert not _are_close([x], [x.conj()])
+    assert not _are_close([x.real], [x])
 
 
 @pytest.mark.parametrize(
@@ -371,9 +460,10 @@ def test_sizes_at_which_a_network_has_no_numbers_are_free(tmp_path):
     torch.testing.assert_close(built(x), Deviation()(x))
 
 
-def test_what_source_cannot_say_does_not_hinder_other_formats(tmp_path):
+@pytest.mark.parametrize("part", [ByLength(), OnlyInteger()], ids=lambda part: type(part).__name__)
+def test_what_source_cannot_say_does_not_hinder_other_formats(part, tmp_path):
     pytest.importorskip("safetensors")
-    model = nn.Sequential(nn.Linear(3, 2), ByLength())
+    model = nn.Sequential(nn.Linear(3, 2), part)
     files = nas.export(model, tmp_path, torch.ones(2, 3), formats=["safetensors"])
     assert list(tmp_path.iterdir()) == [files["safetensors"]]
 

@@ -111,12 +111,103 @@ class Decorates(nn.Module):
         return self.inner(x, scale=None)
 
 
+class Parameters(nn.Module):
+    """Lists and dicts of parameters, of which some are not read, and one is read twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.shifts = nn.ParameterList([torch.randn(4) for _ in range(3)])
+        self.scales = nn.ParameterDict({"class": torch.randn(4), "1x1": torch.randn(4), "unused": torch.randn(4)})
+        self.scales["lambda"] = self.shifts[2]
+
+    def forward(self, x):
+        return (
+            (x + self.shifts[1]) * self.scales["class"] / self.scales["1x1"] + self.scales["lambda"] - self.shifts[-1]
+        )
+
+
+class Statistics(nn.Module):
+    """Only its methods are called; the names of its parts are those of methods of dicts."""
+
+    values: torch.Tensor
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("values", torch.randn(4))
+        self.scale, self.unused = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+        self.keys = nn.Linear(4, 4)
+
+    def normalize(self, x):
+        return self.keys(x - self.values) * self.scale
+
+
+class CallsMethods(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.statistics: Any = nn.ModuleList([Statistics(), Statistics()])
+        self.statistics[1].unused = self.statistics[0].unused
+
+    def forward(self, x):
+        return self.statistics[1].normalize(self.statistics[0].normalize(x))
+
+
+class ScaledList(nn.Sequential):
+    scale: torch.Tensor
+
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.scale = nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        for layer in self:
+            x = x + self.scale * layer(x)
+        return x
+
+
+class ScaledDict(nn.ModuleDict):
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.register_buffer("scale", torch.randn(4))
+
+    def forward(self, x):
+        return self["1x1"](x) * self.scale
+
+
+class ReadsList(nn.Module):
+    """A list with a tensor, whose forward is not called."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = ScaledList(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, x):
+        return self.layers[1](x) * self.layers.scale
+
+
+class OtherDtypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+        self.table = nn.Parameter(torch.randint(-5, 5, (4, 4), dtype=torch.int8), requires_grad=False)
+        self.mask = nn.Parameter(torch.tensor([True, False, True, True]), requires_grad=False)
+
+    def forward(self, x):
+        x = torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=4)
+        return torch.where(self.mask, x @ self.table.float(), x)
+
+
 CASES = {
     "tensors of its own": (Scaled, (torch.randn(2, 5, 4),)),
     "containers": (Branches, (torch.randn(3, 4),)),
     "tied weights": (Tied, (torch.zeros(2, 3, dtype=torch.long),)),
     "attention": (Attention, (torch.randn(2, 3, 8),)),
     "a decorator": (Decorates, (torch.randn(2, 4),)),
+    "lists and dicts of parameters": (Parameters, (torch.randn(2, 4),)),
+    "modules whose methods are called": (CallsMethods, (torch.randn(2, 4),)),
+    "a sequence with a tensor": (lambda: ScaledList(nn.Linear(4, 4), nn.ReLU()), (torch.randn(2, 4),)),
+    "a dict with a tensor": (lambda: ScaledDict({"1x1": nn.Linear(4, 4)}), (torch.randn(2, 4),)),
+    "a list with a tensor, which is not called": (ReadsList, (torch.randn(2, 4),)),
+    "complex, integer and boolean parameters": (OtherDtypes, (torch.randn(2, 4),)),
 }
 
 
@@ -137,6 +228,13 @@ def test_modules_that_do_not_run_are_left_out_and_names_stay():
     names = set(built.state_dict())
     assert names == {"layers.1x1.weight", "layers.1x1.bias", "tail.1.weight", "tail.1.bias"}
     assert names < set(network.state_dict())
+
+
+def test_tensors_that_are_not_read_are_left_out_and_names_stay():
+    built = Source(Parameters().eval(), (torch.randn(3, 4),), {}).build()
+    assert set(built.state_dict()) == {"shifts.1", "shifts.2", "scales.class", "scales.1x1", "scales.lambda"}
+    built = Source(CallsMethods().eval(), (torch.randn(3, 4),), {}).build()
+    assert not any("unused" in name for name in built.state_dict())
 
 
 def test_equal_modules_share_a_class_and_others_get_numbers():
@@ -256,9 +354,21 @@ class Changes(nn.Module):
         return x * self.calls
 
 
+class Named(nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.add_module(name, nn.Linear(4, 4))
+
+    def forward(self, x):
+        return next(self.children())(x)
+
+
 @pytest.mark.parametrize(
     ("part", "message"),
     [
+        (Named("self"), r"0 \(Named\) has a part 'self', which cannot be the name of an argument.*rename it"),
+        (Named("class"), r"0 \(Named\) has a part 'class'"),
+        (Named("1x1"), r"0 \(Named\) has a part '1x1'"),
         (Reads(), r"0 \(Reads\) reads numbers out of a tensor \(__bool__\).*torch.where"),
         (Caches(), r"0 \(Caches\) uses a tensor that is not an input.*register_buffer"),
         (Hides(), r"0 \(Hides\) uses a tensor that is not an input"),
@@ -316,6 +426,15 @@ def test_sizes_are_fixed_on_request(wrap):
     torch.testing.assert_close(built(x), network(x), rtol=0, atol=0)
     with pytest.raises(ValueError, match=r"shape\[1\] has to be 5, as in the example"):
         built(torch.randn(2, 3, 4))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_torchscript_is_refused():
+    network = nn.Sequential(torch.jit.script(nn.Linear(4, 4)))
+    with pytest.raises(
+        NotRecordable, match=r"0 \(RecursiveScriptModule\) is TorchScript.*use the module it was made of"
+    ):
+        Source(network.eval(), (torch.randn(2, 4),), {})
 
 
 def test_a_module_that_changes_between_calls_is_refused():
