@@ -11,7 +11,7 @@ from asng._asktell import Optimizer
 from asng._ragged import Array
 from asng.families import Bounds, CategoricalFamily, Family, Joint, NormalFamily
 from asng.optimizer import ASNG, ASNGState, asng_init, asng_update, share_by_rank
-from asng.space import Variable, family_of
+from asng.space import MAX_PRECISION, Variable, family_of
 
 DELTA_INIT = 1.0  # of ASNG
 ALPHA, NOISY_ALPHA = 1.1, 1.5  # of ASNG: steps of choices are longer where no noise would drive them back and forth
@@ -24,7 +24,6 @@ MAX_BETA = 1 / 6  # where there are numbers
 MODE_PROB = 0.73  # of all choices together, as in CatCMA: numbers learn little from candidates with other choices
 MAX_NUMBERS = 100  # with covariances, which then take four times as long as independent numbers
 NOISY_SHARE, MAX_NOISY_SIZE = 40, 1000  # a population of noisy losses is this share of the evaluations, or more
-MAX_PRECISION = 1e6  # of numbers with covariances: the bounds over the smallest standard deviation
 
 
 class CovarianceState(NamedTuple):
@@ -198,8 +197,8 @@ def decompose(covariance: Array) -> tuple[Array, Array]:
 def black_box_optimizer(space: Mapping[str, Variable], *, noisy: bool = False, **settings: Any) -> Optimizer:
     """ASNG for choices alone; with covariances for up to MAX_NUMBERS numbers, and independent numbers beyond that.
 
-    Independent are also those beside a family of the user's own, and wide ranges of integers, for which float64 does
-    not hold mean and covariance together.
+    Independent are also those beside a family of the user's own, or a variable of the user's own with bounds for which
+    float64 does not hold mean and covariance together.
     """
     marginals = [variable.marginal() for variable in space.values()]
     numbers = [part for part in marginals if isinstance(part, Bounds)]
