@@ -236,7 +236,7 @@ def test_values_without_effect_are_not_learned_from():
         names = {"a", "b"} if values["a"] == 1 else ["a"]
         return abs(values["a"] - 1) + (values["a"] == 1 and values["b"] != 2), names
 
-    for more in ({}, {"x": Real(0, 1)}):  # of which choices alone are told
+    for more in ({}, {"x": Real(0, 1)}):
         result = minimize(loss_and_active, space | more, evaluations=200, noisy=True, seed=0)
         probabilities = result.optimizer.distribution()
         assert probabilities["c"].tolist() == [0.25] * 4
@@ -244,8 +244,31 @@ def test_values_without_effect_are_not_learned_from():
         assert probabilities["b"][2] > 0.5
 
 
+def test_numbers_without_effect_count_at_their_mean():
+    """The mean stays, but the standard deviation shrinks."""
+    space = {"x": Real(0, 1), "y": Real(0, 1), "n": Integer(0, 10)}
+    result = minimize(lambda values: (abs(values["x"] - 0.2), {"x"}), space, evaluations=60, seed=0, restarts=0)
+    distribution = result.optimizer.distribution()
+    assert distribution["x"].mean == pytest.approx(0.2, abs=0.05)
+    assert distribution["y"].mean == pytest.approx(0.5)
+    assert distribution["n"].mean == pytest.approx(5)
+    assert distribution["y"].std < 0.15  # at the start
+
+
+def test_numbers_of_the_branches_that_lose_do_not_disturb_the_others():
+    space: dict[str, Any] = {"branch": Categorical(range(4))}
+    space |= {f"x{branch}{i}": Real(0, 1) for branch in range(4) for i in range(3)}
+
+    def loss_and_active(values):
+        own = {f"x{values['branch']}{i}" for i in range(3)}
+        return 0.1 * values["branch"] + sum((values[name] - 0.3) ** 2 for name in own), {"branch", *own}
+
+    losses = [minimize(loss_and_active, space, evaluations=200, seed=seed).loss for seed in range(5)]
+    assert median(losses) < 0.001
+
+
 def test_names_of_all_values_mean_as_much_as_none():
-    space = {name: Categorical(range(5)) for name in "abcdefgh"}
+    space: dict[str, Any] = {name: Categorical(range(5)) for name in "abcdefgh"} | {"x": Real(0, 1)}
     plain = minimize(lambda values: sum(values.values()), space, evaluations=60, seed=3)
     told = minimize(lambda values: (sum(values.values()), tuple(values)), space, evaluations=60, seed=3)
     assert told.history == plain.history
