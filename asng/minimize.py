@@ -20,7 +20,7 @@ from asng._progress import Progress, delayed_progress_bar
 from asng._signals import sigterm_as_interrupt
 from asng.space import Variable
 
-FORMAT = "asng minimize 3"
+FORMAT = "asng minimize 4"
 MAX_SHOWN = 6  # values in a text
 MAX_WARNED = 3  # kinds of errors
 NUMBER = re.compile(r"0x[0-9a-f]+|-?[0-9][-+.0-9e]*")  # errors of one reason differ in sizes, losses, addresses
@@ -205,6 +205,8 @@ def _evaluate(
     while True:
         if run.best is not None and run.best.loss <= target:
             return "target"
+        if run.failures:
+            return "failures"
         slots = run.population_size  # where the executor does not tell its workers
         while not run.end_reason and len(run.history) + len(run.trials) < evaluations and evaluator.has_room(slots):
             trial = run.next_trial()
@@ -230,8 +232,6 @@ def _evaluate(
         save()
         if is_over:
             return "callback"
-        if run.failures_in_row >= run.max_failures:
-            return "failures"
 
 
 def _result(run: BlackBox, stopped: str) -> Result:
@@ -246,7 +246,7 @@ def _result(run: BlackBox, stopped: str) -> Result:
         error.history, error.optimizer = run.history, run.optimizer
         raise error from run.first_cause
     if stopped == "failures":
-        text = f"the last {run.failures_in_row} evaluations failed: {run.history[-1].error}"
+        text = f"the last {run.failures} evaluations failed: {run.history[-1].error}"
         warnings.warn(f"minimize ends early: {text}", stacklevel=3)
     optimizer = run.best_optimizer
     best = run.best
