@@ -16,6 +16,7 @@ from asng._decoding import Space
 from asng._evaluation import CallResult
 from asng._ragged import Array
 from asng._untrusted import mismatch
+from asng._values import copy_values, is_hashable
 from asng._variable import Variable, stable_repr
 from asng._violations import FEASIBLE, Violation, rank_losses
 
@@ -120,6 +121,12 @@ class BlackBox:
         self.history: list[Evaluation] = []
         self._ended: list[Trial] = []  # one for each evaluation
         listed = [variable.values() for variable in space.values()]
+        # Numbers are none of those that a function can change, nor are choices that can be hashed.
+        self._changeable = [
+            name
+            for (name, variable), values in zip(space.items(), listed, strict=True)
+            if variable.range() is None and (values is None or not is_hashable(values))
+        ]
         is_listable = not noisy and all(values is not None for values in listed)
         self._n_values = math.prod(len(values or ()) for values in listed) if is_listable else math.inf
         self._losses: dict[Hashable, tuple[float, int]] = {}  # the sum of those of equal values, and their number
@@ -351,6 +358,10 @@ class BlackBox:
 
     # Values.
 
+    def copy(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Values that a function may change."""
+        return copy_values(values, self._changeable)
+
     def _key(self, candidate: Candidate) -> Hashable:
         """Equal for candidates of equal values."""
         parts: list[Hashable] = []
@@ -375,7 +386,7 @@ class BlackBox:
     def _ask_limits(self, values: dict[str, Any]) -> Violation:
         for index, limit in enumerate(self._limits):
             try:
-                number = _to_violation(limit(dict(values)), limit_name(limit))
+                number = _to_violation(limit(self.copy(values)), limit_name(limit))
             except Exception as error:
                 error.add_note(f"in limit {limit_name(limit)} of the values {values}")
                 raise

@@ -110,7 +110,8 @@ def minimize(
     that differ only in numbers count as the same.
 
     Args:
-        f: Called with a dict of values; returns a number, lower is better. If some values had no effect, it may return
+        f: Called with a dict of values, whose lists, dicts, sets and arrays are copies; returns a number, lower is
+            better. If some values had no effect, it may return
             (number, names of those that had): the update then ignores the other choices, and takes the other numbers
             as drawn at their mean.
         space: Names and variables.
@@ -211,7 +212,7 @@ def _evaluate(
         while not run.end_reason and len(run.history) + len(run.trials) < evaluations and evaluator.has_room(slots):
             trial = run.next_trial()
             if trial is not None:
-                evaluator.submit(trial, dict(trial.candidate.values))
+                evaluator.submit(trial, run.copy(trial.candidate.values))
             elif run.is_waiting:  # what is drawn would be the same until an evaluation ends
                 break
         if not run.trials:

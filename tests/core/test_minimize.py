@@ -5,6 +5,7 @@ import math
 import operator
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
@@ -218,6 +219,49 @@ def test_noisy_losses_are_not_stored():
 def test_any_choices_are_recognized_when_they_repeat(choices):
     f = Recorder(lambda values: 0)
     assert minimize(f, {"it": Categorical(choices)}, evaluations=100, seed=0).evaluations == len(choices)
+
+
+@pytest.mark.parametrize("executor", [nullcontext(), ThreadPoolExecutor(2)], ids=["here", "threads"])
+def test_what_functions_do_to_their_values_changes_no_choice(executor):
+    def change(values):
+        values["layers"].append(1)
+        values["nested"][0]["sizes"].clear()
+        values["array"][:] = 7
+        return values["n"]
+
+    def limit(values):
+        values["layers"].clear()
+        return 0
+
+    space: dict[str, Any] = {
+        "layers": Categorical([[64], [64, 64]]),
+        "nested": Categorical([({"sizes": [1]}, "x"), ({"sizes": [2]}, "y")]),
+        "array": Categorical([np.zeros(2), np.ones(2)]),
+        "n": Integer(0, 50),
+    }
+    before = str(space)
+    with executor as pool:
+        result = minimize(change, space, evaluations=20, limits=[limit], executor=pool, seed=0)
+    assert str(space) == before
+    assert all(evaluation.values["layers"] in ([64], [64, 64]) for evaluation in result.history)
+
+
+def test_other_objects_are_passed_as_they_are():
+    """Copies would not be found where objects are compared by identity, and models may be large."""
+    objects = [object(), print, Categorical]
+    f = Recorder(lambda values: 0)
+    minimize(
+        f, {"it": Categorical(objects), "inside": Categorical([[each] for each in objects])}, evaluations=20, seed=0
+    )
+    assert {id(values["it"]) for values in f.seen} == {id(each) for each in objects}
+    assert {id(values["inside"][0]) for values in f.seen} == {id(each) for each in objects}
+
+
+def test_a_choice_that_holds_itself_is_refused():
+    loop: list[Any] = [1]
+    loop.append(loop)
+    with pytest.raises(ValueError, match="a choice holds itself, or is nested too deeply; give a flat one"):
+        minimize(lambda values: 0, {"it": Categorical([loop, [2]])}, evaluations=9, seed=0)
 
 
 def test_a_real_at_its_bound_is_evaluated_once():
