@@ -196,6 +196,9 @@ class Integer(Variable):
 class Real(Variable):
     """A real number in a range: a Gaussian draw, clipped. At first about a third of the draws are at the bounds.
 
+    The standard deviation stays above a thousandth of the range, on the scale searched, so the result is located to
+    about that. For more digits search again in a narrower range around it.
+
     Args:
         low, high: Bounds, both included.
         log: Search on a logarithmic scale; needs low > 0. The std of a prior or of the distribution is then that of the
