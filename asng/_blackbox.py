@@ -16,6 +16,7 @@ from asng._decoding import Space
 from asng._evaluation import CallResult
 from asng._ragged import Array
 from asng._untrusted import mismatch
+from asng._values import copy_values, is_hashable
 from asng._variable import Variable, stable_repr
 from asng._violations import FEASIBLE, Violation, rank_losses
 
@@ -70,6 +71,7 @@ class SavedState(TypedDict):
     """A minimization in a checkpoint."""
 
     entropy: tuple[Any, list[int]]
+    evaluations: int
     population_size: int
     optimizers: list[dict[str, Any]]
     history: list[tuple[list[float], int, float | None, str, list[str] | None]]
@@ -112,13 +114,19 @@ class BlackBox:
             quiet_size = check_int(population_size, "population_size", min=2, max=MAX_CANDIDATES)
             self.population_size = quiet_size
         # To learn under noise needs more evaluations; to see that all fail does not.
-        self.max_failures = MAX_FAILED_POPULATIONS * quiet_size
+        self._max_failures = MAX_FAILED_POPULATIONS * quiet_size
         self.optimizers = [self._make_optimizer(0)]  # also checks the seed
         sequence = self._seed if isinstance(self._seed, np.random.SeedSequence) else np.random.SeedSequence(self._seed)
         self._entropy, self._spawn_key = _entropy_to_json(sequence.entropy), tuple(sequence.spawn_key)
         self.history: list[Evaluation] = []
         self._ended: list[Trial] = []  # one for each evaluation
         listed = [variable.values() for variable in space.values()]
+        # Numbers are none of those that a function can change, nor are choices that can be hashed.
+        self._changeable = [
+            name
+            for (name, variable), values in zip(space.items(), listed, strict=True)
+            if variable.range() is None and (values is None or not is_hashable(values))
+        ]
         is_listable = not noisy and all(values is not None for values in listed)
         self._n_values = math.prod(len(values or ()) for values in listed) if is_listable else math.inf
         self._losses: dict[Hashable, tuple[float, int]] = {}  # the sum of those of equal values, and their number
@@ -126,7 +134,9 @@ class BlackBox:
         self._active: dict[Hashable, frozenset[str]] = {}  # of values of which not all had an effect
         self._best: int | None = None
         self._nearest: tuple[Violation, dict[str, Any]] | None = None  # of infeasible candidates, since it was loaded
-        self.failures_in_row = 0
+        self._evaluations = evaluations  # of the longest of the calls that share a checkpoint
+        self._is_extended = False  # whether none was made yet of those that a call adds
+        self._failures_in_row = 0
         self.first_cause: BaseException | None = None  # what the first failed evaluation raised, since it was loaded
         self._queue: deque[Candidate] = deque()
         self.trials: dict[Trial, list[Candidate]] = {}  # in flight, with candidates of the same values
@@ -183,6 +193,12 @@ class BlackBox:
             return "infeasible"
         return "converged" if self._settled >= patience else ""
 
+    @property
+    def failures(self) -> int:
+        """The number of failures that ended it, or 0; more evaluations are another chance."""
+        is_over = self._failures_in_row >= self._max_failures and not self._is_extended
+        return self._failures_in_row if is_over else 0
+
     # From ask to tell.
 
     def next_trial(self) -> Trial | None:
@@ -226,7 +242,7 @@ class BlackBox:
 
     def record(self, trial: Trial, outcome: CallResult) -> Evaluation:
         """Take the outcome of a trial in; a whole population is told."""
-        self.is_whole = False
+        self.is_whole = self._is_extended = False
         others = self.trials.pop(trial)
         if unknown := set(outcome.active or ()) - self._variables.keys():
             outcome = CallResult(math.inf, f"it returned the active name {min(unknown)!r}, which is not in the space")
@@ -244,7 +260,7 @@ class BlackBox:
             self._active[trial.key] = frozenset(active)
         total, count = self._losses.get(trial.key, (0.0, 0))
         self._losses[trial.key] = total + loss, count + 1
-        self.failures_in_row = self.failures_in_row + 1 if error else 0  # infinity is a loss, not a failure
+        self._failures_in_row = self._failures_in_row + 1 if error else 0  # infinity is a loss, not a failure
         evaluation = Evaluation(trial.candidate.values, loss, error)
         self._ended.append(trial)
         self.history.append(evaluation)
@@ -342,6 +358,10 @@ class BlackBox:
 
     # Values.
 
+    def copy(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Values that a function may change."""
+        return copy_values(values, self._changeable)
+
     def _key(self, candidate: Candidate) -> Hashable:
         """Equal for candidates of equal values."""
         parts: list[Hashable] = []
@@ -366,7 +386,7 @@ class BlackBox:
     def _ask_limits(self, values: dict[str, Any]) -> Violation:
         for index, limit in enumerate(self._limits):
             try:
-                number = _to_violation(limit(dict(values)), limit_name(limit))
+                number = _to_violation(limit(self.copy(values)), limit_name(limit))
             except Exception as error:
                 error.add_note(f"in limit {limit_name(limit)} of the values {values}")
                 raise
@@ -396,6 +416,7 @@ class BlackBox:
         rows = zip(self.history, self._ended, strict=True)
         return {
             "entropy": [self._entropy, list(self._spawn_key)],
+            "evaluations": self._evaluations,
             "population_size": self.population_size,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "history": [
@@ -417,6 +438,8 @@ class BlackBox:
             raise ValueError(fault)
         self._entropy, self._spawn_key = state["entropy"][0], tuple(state["entropy"][1])
         self._seed_of(0)  # checks both
+        self._is_extended = self._evaluations > state["evaluations"]
+        self._evaluations = max(self._evaluations, state["evaluations"])
         self.population_size = check_int(state["population_size"], "population_size", min=2, max=MAX_CANDIDATES)
         if not state["optimizers"]:
             raise ValueError("no optimizer")

@@ -11,7 +11,7 @@ from asng._asktell import Optimizer
 from asng._ragged import Array
 from asng.families import Bounds, CategoricalFamily, Family, Joint, NormalFamily
 from asng.optimizer import ASNG, ASNGState, asng_init, asng_update, share_by_rank
-from asng.space import Variable, family_of
+from asng.space import MAX_PRECISION, Variable, family_of
 
 DELTA_INIT = 1.0  # of ASNG
 ALPHA, NOISY_ALPHA = 1.1, 1.5  # of ASNG: steps of choices are longer where no noise would drive them back and forth
@@ -24,7 +24,6 @@ MAX_BETA = 1 / 6  # where there are numbers
 MODE_PROB = 0.73  # of all choices together, as in CatCMA: numbers learn little from candidates with other choices
 MAX_NUMBERS = 100  # with covariances, which then take four times as long as independent numbers
 NOISY_SHARE, MAX_NOISY_SIZE = 40, 1000  # a population of noisy losses is this share of the evaluations, or more
-MAX_PRECISION = 1e6  # of numbers with covariances: the bounds over the smallest standard deviation
 
 
 class CovarianceState(NamedTuple):
@@ -105,7 +104,8 @@ def cma_update(state: CovarianceState, step: Array, y: Array, weights: Array, ra
 class CovarianceASNG(Optimizer):
     """Choices move as in ASNG, numbers by CMA-ES; both are ranked by the same losses, which may be `noisy`.
 
-    `active` is for choices; numbers learn from all candidates.
+    Choices ignore candidates in which they were not active. Numbers count as drawn at their mean there, as a covariance
+    needs a number from every candidate: the mean stays, but the standard deviation shrinks with those of the others.
 
     For populations of several candidates. A population of 15 costs about twice the time of plain ASNG up to 50 numbers
     (4 ms), four times that of 100 (7 ms), and with more numbers the third power of their number shows.
@@ -163,6 +163,8 @@ class CovarianceASNG(Optimizer):
         # What lies beyond a bound has the value at the bound, and would make the distribution ever wider; without any
         # of it the mean would not get there.
         y = np.clip(x[:, self._columns] - mean, low - BEYOND * np.sqrt(var), high + BEYOND * np.sqrt(var))
+        if active is not None:
+            y *= active[:, self._columns]
         rates = rates_of(len(mean), len(losses))
         weights = rank_weights(rates.weights, finite)
         step = np.clip(np.maximum(weights, 0) @ y, low, high)
@@ -198,8 +200,8 @@ def decompose(covariance: Array) -> tuple[Array, Array]:
 def black_box_optimizer(space: Mapping[str, Variable], *, noisy: bool = False, **settings: Any) -> Optimizer:
     """ASNG for choices alone; with covariances for up to MAX_NUMBERS numbers, and independent numbers beyond that.
 
-    Independent are also those beside a family of the user's own, and wide ranges of integers, for which float64 does
-    not hold mean and covariance together.
+    Independent are also those beside a family of the user's own, or a variable of the user's own with bounds for which
+    float64 does not hold mean and covariance together.
     """
     marginals = [variable.marginal() for variable in space.values()]
     numbers = [part for part in marginals if isinstance(part, Bounds)]

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,6 +39,38 @@ def check_distinct(choices: tuple[Any, ...]) -> None:
     for position, choice in enumerate(choices):
         if any(are_equal(choice, other) for other in choices[:position]):
             raise ValueError(f"choice {choice!r} is repeated in {choices!r}; name each choice once")
+
+
+def is_hashable(value: Any) -> bool:
+    """Whether a value has no list, dict, set or array in it, as far as Python knows."""
+    try:
+        hash(value)
+    except Exception:
+        return False
+    return True
+
+
+def copy_values(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Values for a function that may change them: of these names, lists, dicts, sets and arrays are copied, too.
+
+    Other objects are shared. Copies of models may be large, and what is compared by identity would not be found again.
+    """
+    copied = dict(values)
+    try:
+        for name in names:
+            copied[name] = _copy_containers(copied[name])
+    except RecursionError:
+        raise ValueError("a choice holds itself, or is nested too deeply; give a flat one") from None
+    return copied
+
+
+def _copy_containers(value: Any) -> Any:
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind(map(_copy_containers, value))
+    if kind is dict:
+        return {key: _copy_containers(item) for key, item in value.items()}
+    return value.copy() if kind in (set, bytearray, np.ndarray) else value
 
 
 def to_plain(value: Any) -> Any:

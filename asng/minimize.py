@@ -20,7 +20,7 @@ from asng._progress import Progress, delayed_progress_bar
 from asng._signals import sigterm_as_interrupt
 from asng.space import Variable
 
-FORMAT = "asng minimize 3"
+FORMAT = "asng minimize 4"
 MAX_SHOWN = 6  # values in a text
 MAX_WARNED = 3  # kinds of errors
 NUMBER = re.compile(r"0x[0-9a-f]+|-?[0-9][-+.0-9e]*")  # errors of one reason differ in sizes, losses, addresses
@@ -110,8 +110,10 @@ def minimize(
     that differ only in numbers count as the same.
 
     Args:
-        f: Called with a dict of values; returns a number, lower is better. If some values had no effect, it may return
-            (number, names of those that had): the update then ignores the others.
+        f: Called with a dict of values, whose lists, dicts, sets and arrays are copies; returns a number, lower is
+            better. If some values had no effect, it may return
+            (number, names of those that had): the update then ignores the other choices, and takes the other numbers
+            as drawn at their mean.
         space: Names and variables.
         evaluations: The maximum number of calls of f, at least 2.
         population_size: Candidates per update; by default 4 + floor(3 ln n) for n variables with more than one value,
@@ -204,11 +206,13 @@ def _evaluate(
     while True:
         if run.best is not None and run.best.loss <= target:
             return "target"
+        if run.failures:
+            return "failures"
         slots = run.population_size  # where the executor does not tell its workers
         while not run.end_reason and len(run.history) + len(run.trials) < evaluations and evaluator.has_room(slots):
             trial = run.next_trial()
             if trial is not None:
-                evaluator.submit(trial, dict(trial.candidate.values))
+                evaluator.submit(trial, run.copy(trial.candidate.values))
             elif run.is_waiting:  # what is drawn would be the same until an evaluation ends
                 break
         if not run.trials:
@@ -229,8 +233,6 @@ def _evaluate(
         save()
         if is_over:
             return "callback"
-        if run.failures_in_row >= run.max_failures:
-            return "failures"
 
 
 def _result(run: BlackBox, stopped: str) -> Result:
@@ -245,7 +247,7 @@ def _result(run: BlackBox, stopped: str) -> Result:
         error.history, error.optimizer = run.history, run.optimizer
         raise error from run.first_cause
     if stopped == "failures":
-        text = f"the last {run.failures_in_row} evaluations failed: {run.history[-1].error}"
+        text = f"the last {run.failures} evaluations failed: {run.history[-1].error}"
         warnings.warn(f"minimize ends early: {text}", stacklevel=3)
     optimizer = run.best_optimizer
     best = run.best

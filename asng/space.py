@@ -1,8 +1,9 @@
 """The kinds of variables of a search space, and the family that a space is drawn from.
 
 A variable is immutable, checked when it is made, and decodes raw draws. A raw draw is one number per variable: the
-index of a choice, an integer before rounding, or a real on the scale where its range is [-1, 1] (after the logarithm,
-where asked for). A kind of variable is one class here; nothing outside asks which kind a variable is.
+index of a choice, an integer before rounding (less the center of a range far from 0), or a number on the scale where
+its range is [-1, 1]: a real (after the logarithm, where asked for), or an integer of a wide range. A kind of variable
+is one class here; nothing outside asks which kind a variable is.
 """
 
 import math
@@ -22,6 +23,8 @@ from asng.families import Bounds, CategoricalFamily, Choices, Family, Joint, Nor
 
 MAX_EXACT_INT = 2**53  # the largest integers that float64 holds without gaps
 STD_MIN_INTEGER = 0.25  # supplement C
+MAX_PRECISION = 1e6  # the bounds over the smallest std: float64 holds E[x^2] beside mean^2 well enough up to here
+MAX_PLAIN = round(MAX_PRECISION * STD_MIN_INTEGER)  # the largest integers whose raw draws are in their own units
 STD_MIN_REAL = 1e-3  # of the range
 DRAW = "a raw draw must be a number"
 
@@ -116,7 +119,8 @@ class Integer(Variable):
     """An integer in a range: a Gaussian draw, clipped and rounded.
 
     Args:
-        low, high: Bounds, both included, at most 2**53 in absolute value.
+        low, high: Bounds, both included, at most 2**53 in absolute value. Of more than 500,000 values, the result is
+            located to about a millionth of the range.
 
     Raises:
         ValueError: The bounds are not integers, not in order, or not distinct in float64.
@@ -127,6 +131,8 @@ class Integer(Variable):
 
     low: int
     high: int
+    _center: int = field(default=0, init=False, repr=False, compare=False)  # of a range far from 0, or wide
+    _unit: float = field(default=1, init=False, repr=False, compare=False)  # of raw draws
 
     def __post_init__(self) -> None:
         for name in ("low", "high"):
@@ -134,24 +140,24 @@ class Integer(Variable):
             if as_int(value) is None:
                 raise ValueError(f"{name} must be an integer, got {value!r}; for real numbers use Real")
             object.__setattr__(self, name, as_int(value))
-        largest, width = max(abs(self.low), abs(self.high)), self.high - self.low
+        largest = max(abs(self.low), abs(self.high))
         if largest > MAX_EXACT_INT:
             raise ValueError(f"bounds beyond 2**53 are not exact in float64, got low={self.low} and high={self.high}")
         check_bounds(self.low, self.high)
-        # E[x^2] is kept to 53 bits, so deviations far below 2**-20 of the bounds drown in rounding.
-        if largest * 2**-20 > max(0.25, width / 1000):
-            raise ValueError(
-                f"the range from {self.low} to {self.high} is too narrow for its distance from 0; "
-                f"search Integer(0, {width}) and add {self.low}"
-            )
+        if largest > MAX_PLAIN:
+            object.__setattr__(self, "_center", (self.low + self.high) // 2)
+            half = self.high - self._center
+            object.__setattr__(self, "_unit", half if half > MAX_PLAIN else 1)
 
     def marginal(self) -> Bounds:
-        return Bounds(self.low, self.high, STD_MIN_INTEGER)
+        if self._unit > 1:
+            return Bounds(-1.0, 1.0, 1 / MAX_PRECISION)
+        return Bounds(self.low - self._center, self.high - self._center, STD_MIN_INTEGER)
 
     def decode(self, x: float) -> int:
         if type(x) is not float:
             x = as_float(x, DRAW)
-        return round(min(max(x, self.low), self.high))  # half to even
+        return round(self._clip(x))  # half to even
 
     def contains(self, value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
@@ -172,15 +178,26 @@ class Integer(Variable):
         return math.log(max(above - below, 1e-300))
 
     def to_internal(self, prior: Any) -> Normal:
-        return _to_normal(prior, self.low, self.high)
+        mean, std = _to_normal(prior, self.low, self.high)
+        return Normal(self._to_draw(mean), std / self._unit)
 
     def to_external(self, params: Any) -> Normal:
-        return _as_normal(params)
+        mean, std = _as_normal(params)
+        return Normal(float(self._clip(mean)), std * self._unit)
+
+    def _clip(self, x: float) -> float:
+        return min(max(self._center + self._unit * x, self.low), self.high)
+
+    def _to_draw(self, value: float) -> float:
+        return (value - self._center) / self._unit
 
 
 @dataclass(frozen=True)
 class Real(Variable):
     """A real number in a range: a Gaussian draw, clipped. At first about a third of the draws are at the bounds.
+
+    The standard deviation stays above a thousandth of the range, on the scale searched, so the result is located to
+    about that. For more digits search again in a narrower range around it.
 
     Args:
         low, high: Bounds, both included.

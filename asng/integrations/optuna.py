@@ -280,7 +280,10 @@ def _steps(distribution: Any) -> _Parameter:
     low, high, step = distribution.low, distribution.high, distribution.step
     steps = Integer(0, round((high - low) / step))
     return _Parameter(
-        distribution, steps, lambda x: min(low + steps.decode(x) * step, high), lambda value: (value - low) / step
+        distribution,
+        steps,
+        lambda x: min(low + steps.decode(x) * step, high),
+        lambda value: steps._to_draw((value - low) / step),
     )
 
 

@@ -18,6 +18,7 @@ from asng._decoding import Space
 from asng._html import decisions_table, element, notebook, rows_table
 from asng._untrusted import shorten
 from asng.baselines import RandomSearch
+from asng.families import Bounds
 from asng.nas import _distributed
 from asng.nas._saving import MAX_EPOCHS, decision_rows, format_rounded, format_table, history_rows, save_result
 from asng.nas.limits import format_bounds, format_cost
@@ -368,8 +369,9 @@ def sharpest_distribution(space: Mapping[str, Variable], values: Values) -> dict
     x = np.array(family.mode(family.initial()), dtype=float)
     for column, (name, variable) in enumerate(space.items()):
         if variable.values() is not None:
-            marginal: Any = variable.marginal()
-            x[column] = marginal.low + variable.index(values[name])
+            is_number = isinstance(variable.marginal(), Bounds)
+            value = values[name]
+            x[column] = variable.to_internal((value, 1.0))[0] if is_number else variable.index(value)
     return Space(space).to_external(family.describe(family.project(family.statistics(x))))
 
 

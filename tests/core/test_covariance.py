@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asng import ASNG, Categorical, Custom, Integer, Real, minimize
+from asng import ASNG, Bounds, Categorical, Custom, Integer, Real, minimize
 from asng._covariance import (
     ALPHA,
     MAX_NUMBERS,
@@ -216,6 +216,16 @@ def test_resumed_equals_uninterrupted():
     assert run(second, 20, loss).state_dict() == whole.state_dict()
 
 
+class Coarse(Real):
+    """A variable of one's own, with draws in units for which float64 does not hold mean and variance together."""
+
+    def __init__(self):
+        super().__init__(0, 1)
+
+    def marginal(self):
+        return Bounds(0.0, 1e9, 0.25)
+
+
 @pytest.mark.parametrize(
     ("space", "kind"),
     [
@@ -223,13 +233,27 @@ def test_resumed_equals_uninterrupted():
         (reals(MAX_NUMBERS), CovarianceASNG),
         (reals(MAX_NUMBERS + 1), ASNG),
         ({"a": Categorical([0, 1])}, ASNG),
-        ({"n": Integer(0, 10**9), "x": Real(0, 1)}, ASNG),
+        ({"n": Integer(0, 10**9), "far": Integer(10**9, 10**9 + 5), "x": Real(0, 1)}, CovarianceASNG),
+        ({"own": Coarse(), "x": Real(0, 1)}, ASNG),
         ({"own": Custom(Bounded(5)), "x": Real(0, 1)}, ASNG),
     ],
-    ids=["mixed", "many", "too many", "choices", "wide integers", "own family"],
+    ids=["mixed", "many", "too many", "choices", "wide integers", "too wide bounds", "own family"],
 )
 def test_covariances_are_kept_where_they_pay(space, kind):
     assert type(black_box_optimizer(space, population_size=4)) is kind
+
+
+def test_integers_are_found_however_wide_or_far_from_zero_their_range_is():
+    def losses(low, width):
+        space = {"n": Integer(low, low + width), "x": Real(-1, 1), "op": Categorical(["a", "b"])}
+        loss = lambda v: abs((v["n"] - low) / width - 0.7) + (v["x"] - 0.3) ** 2 + (v["op"] == "a")  # noqa: E731
+        return [evaluation.loss for evaluation in minimize(loss, space, evaluations=200, seed=0, restarts=0).history]
+
+    assert losses(10**6, 1000) == pytest.approx(losses(10**15, 1000), abs=1e-9)
+    wide, wider = losses(0, 10**6), losses(0, 10**12)
+    assert wide[:60] == pytest.approx(wider[:60], abs=1e-3)
+    assert min(wide) < 0.001
+    assert min(wider) < 0.001
 
 
 @pytest.mark.slow

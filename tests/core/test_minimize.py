@@ -5,6 +5,7 @@ import math
 import operator
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
@@ -220,6 +221,49 @@ def test_any_choices_are_recognized_when_they_repeat(choices):
     assert minimize(f, {"it": Categorical(choices)}, evaluations=100, seed=0).evaluations == len(choices)
 
 
+@pytest.mark.parametrize("executor", [nullcontext(), ThreadPoolExecutor(2)], ids=["here", "threads"])
+def test_what_functions_do_to_their_values_changes_no_choice(executor):
+    def change(values):
+        values["layers"].append(1)
+        values["nested"][0]["sizes"].clear()
+        values["array"][:] = 7
+        return values["n"]
+
+    def limit(values):
+        values["layers"].clear()
+        return 0
+
+    space: dict[str, Any] = {
+        "layers": Categorical([[64], [64, 64]]),
+        "nested": Categorical([({"sizes": [1]}, "x"), ({"sizes": [2]}, "y")]),
+        "array": Categorical([np.zeros(2), np.ones(2)]),
+        "n": Integer(0, 50),
+    }
+    before = str(space)
+    with executor as pool:
+        result = minimize(change, space, evaluations=20, limits=[limit], executor=pool, seed=0)
+    assert str(space) == before
+    assert all(evaluation.values["layers"] in ([64], [64, 64]) for evaluation in result.history)
+
+
+def test_other_objects_are_passed_as_they_are():
+    """Copies would not be found where objects are compared by identity, and models may be large."""
+    objects = [object(), print, Categorical]
+    f = Recorder(lambda values: 0)
+    minimize(
+        f, {"it": Categorical(objects), "inside": Categorical([[each] for each in objects])}, evaluations=20, seed=0
+    )
+    assert {id(values["it"]) for values in f.seen} == {id(each) for each in objects}
+    assert {id(values["inside"][0]) for values in f.seen} == {id(each) for each in objects}
+
+
+def test_a_choice_that_holds_itself_is_refused():
+    loop: list[Any] = [1]
+    loop.append(loop)
+    with pytest.raises(ValueError, match="a choice holds itself, or is nested too deeply; give a flat one"):
+        minimize(lambda values: 0, {"it": Categorical([loop, [2]])}, evaluations=9, seed=0)
+
+
 def test_a_real_at_its_bound_is_evaluated_once():
     f = Recorder(lambda values: values["x"])
     minimize(f, {"x": Real(0, 1)}, evaluations=100, seed=0)
@@ -236,7 +280,7 @@ def test_values_without_effect_are_not_learned_from():
         names = {"a", "b"} if values["a"] == 1 else ["a"]
         return abs(values["a"] - 1) + (values["a"] == 1 and values["b"] != 2), names
 
-    for more in ({}, {"x": Real(0, 1)}):  # of which choices alone are told
+    for more in ({}, {"x": Real(0, 1)}):
         result = minimize(loss_and_active, space | more, evaluations=200, noisy=True, seed=0)
         probabilities = result.optimizer.distribution()
         assert probabilities["c"].tolist() == [0.25] * 4
@@ -244,8 +288,31 @@ def test_values_without_effect_are_not_learned_from():
         assert probabilities["b"][2] > 0.5
 
 
+def test_numbers_without_effect_count_at_their_mean():
+    """The mean stays, but the standard deviation shrinks."""
+    space = {"x": Real(0, 1), "y": Real(0, 1), "n": Integer(0, 10)}
+    result = minimize(lambda values: (abs(values["x"] - 0.2), {"x"}), space, evaluations=60, seed=0, restarts=0)
+    distribution = result.optimizer.distribution()
+    assert distribution["x"].mean == pytest.approx(0.2, abs=0.05)
+    assert distribution["y"].mean == pytest.approx(0.5)
+    assert distribution["n"].mean == pytest.approx(5)
+    assert distribution["y"].std < 0.15  # at the start
+
+
+def test_numbers_of_the_branches_that_lose_do_not_disturb_the_others():
+    space: dict[str, Any] = {"branch": Categorical(range(4))}
+    space |= {f"x{branch}{i}": Real(0, 1) for branch in range(4) for i in range(3)}
+
+    def loss_and_active(values):
+        own = {f"x{values['branch']}{i}" for i in range(3)}
+        return 0.1 * values["branch"] + sum((values[name] - 0.3) ** 2 for name in own), {"branch", *own}
+
+    losses = [minimize(loss_and_active, space, evaluations=200, seed=seed).loss for seed in range(5)]
+    assert median(losses) < 0.001
+
+
 def test_names_of_all_values_mean_as_much_as_none():
-    space = {name: Categorical(range(5)) for name in "abcdefgh"}
+    space: dict[str, Any] = {name: Categorical(range(5)) for name in "abcdefgh"} | {"x": Real(0, 1)}
     plain = minimize(lambda values: sum(values.values()), space, evaluations=60, seed=3)
     told = minimize(lambda values: (sum(values.values()), tuple(values)), space, evaluations=60, seed=3)
     assert told.history == plain.history

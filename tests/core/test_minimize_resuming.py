@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asng import Categorical, Integer, Real, minimize
+from asng import Categorical, EvaluationError, Integer, Real, minimize
 from asng._files import lock_checkpoint, previous_path
 from tests.helpers.trajectories import BLEND, inner
 
@@ -121,6 +121,29 @@ def test_reasons_to_stop_survive_in_the_file(tmp_path):
     again = minimize(never, line, evaluations=100, checkpoint=tmp_path / "state.json", seed=0)
     assert again.stopped == first.stopped == "nothing new"
     assert again.history == first.history
+
+
+@pytest.mark.filterwarnings("ignore:evaluation|minimize ends early")
+@pytest.mark.parametrize("first", [0, 7], ids=["none finite", "some finite"])
+def test_what_failures_ended_stays_ended_until_it_is_given_more_evaluations(tmp_path, first):
+    f = Interrupted(*range(first + 1, 1000), f=loss, error=OSError("license server down"))
+    settings: dict[str, Any] = {"seed": 1, "checkpoint": tmp_path / "state.json", "population_size": 4}
+
+    def call(evaluations):
+        try:
+            result = minimize(f, BLEND, evaluations=evaluations, **settings)
+        except EvaluationError as error:
+            return str(error), len(error.history)
+        return result.stopped, result.evaluations
+
+    ended = call(60)
+    assert f.count == ended[1] == first + 20
+    assert [call(60), call(59), call(60)] == [ended] * 3
+    assert f.count == first + 20
+    assert call(61)[1] == f.count == first + 21  # which failed, too
+    assert call(61)[1] == f.count == first + 21
+    f.calls = ()  # it works again
+    assert call(62) == ("evaluations", 62)
 
 
 def test_a_checkpoint_can_be_given_another_target(tmp_path):
@@ -273,6 +296,7 @@ def forge(path, change):
     "change",
     [
         lambda state: state.pop("queue"),
+        lambda state: state.update(evaluations=None),
         lambda state: state.update(population_size=1),
         lambda state: state.update(history=5),
         lambda state: state["history"][0].__setitem__(0, ["x"]),

@@ -258,6 +258,27 @@ def test_trials_rank_completed_then_pruned_then_infeasible(first, request):
         assert sampler._optimizer.mode()["x"] > 0  # it moved toward the first
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"low": 0, "high": 1, "step": 1e-6}, {"low": 0, "high": 10**6}, {"low": 10**9, "high": 10**9 + 10}],
+    ids=str,
+)
+def test_many_steps_are_searched_like_few(settings):
+    low, width = settings["low"], settings["high"] - settings["low"]
+    suggest = "suggest_float" if "step" in settings else "suggest_int"
+
+    def loss(trial):
+        share = (getattr(trial, suggest)("r", **settings) - low) / width
+        return (share - 0.6) ** 2 + (trial.suggest_float("x", 0, 1) - 0.4) ** 2
+
+    study = optimize(loss, 100, ASNGSampler(n_trials=100, seed=0))
+    assert study.best_value < 1e-3
+    parameter = study.sampler._parameters["r"]
+    for trial in study.trials:  # as if another sampler had drawn them
+        x = parameter.to_x(trial.params["r"])
+        assert parameter.to_value(x) == pytest.approx(trial.params["r"], abs=1e-9)
+
+
 def test_constraints_lead_into_the_feasible_region():
     def constrained_loss(trial):
         x, y = trial.suggest_float("x", 0, 1), trial.suggest_float("y", 0, 1)

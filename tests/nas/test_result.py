@@ -69,6 +69,7 @@ def test_the_sharpest_distribution_is_where_projections_end():
     assert sharpest["a"] == pytest.approx([0.25, 0.5, 0.25])  # 1 / (n (m - 1)) for the others
     assert sharpest["b"] == pytest.approx([0.75, 0.25])
     assert sharpest["n"] == (7.0, 0.25)
+    assert sharpest_distribution({"n": Integer(0, 10**6)}, {"n": 7})["n"] == pytest.approx((7, 0.5), rel=1e-3)
 
 
 def test_real_variables_alone_have_no_certainty():
