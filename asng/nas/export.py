@@ -7,8 +7,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,16 @@ from asng._files import as_path, atomic_write, check_writable, make_folder_for
 from asng._untrusted import shorten
 from asng.nas._checkpoints import short_reason
 from asng.nas._checks import check_module, unwrap
+from asng.nas._comparison import (
+    CallInputs,
+    agrees,
+    are_close,
+    double_batch,
+    flatten,
+    other_cases,
+    run_network,
+    to_small_batch,
+)
 from asng.nas._devices import map_leaves
 from asng.nas._recording import NotRecordable
 from asng.nas._source import Source
@@ -36,7 +45,6 @@ FILES = {
     "onnx": "network.onnx",
 }
 NEEDED: dict[str, tuple[str, ...]] = {"safetensors": ("safetensors",), "onnx": ("onnx", "onnxscript", "onnxruntime")}
-TOLERANCE = 1e-4  # of outputs, relative to the largest one
 SOURCE_CURE = (
     "sizes that are read by len() or int(), and choices that depend on the inputs, are fixed as in the example: "
     "use x.shape"
@@ -46,8 +54,6 @@ EXPORT_CURE = f"read sizes by x.shape instead of len(), or {FORMAT_CURE}"
 # In front of the reason in messages of ONNX Runtime, and a line of code in those of torch.
 ONNXRUNTIME_PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : (?:.*Status Message: )?", re.DOTALL)
 CODE_LINE = re.compile(r'File "(.+)", line (\d+), in .+\n\s*(.+)')
-
-CallInputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def export(
@@ -162,21 +168,13 @@ def _to_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallInputs:
             f"give example inputs, tensors with the batch first, as in nas.export(model, folder, {example})"
         )
     moved: CallInputs = map_leaves(_to_example, (args, kwargs))
-    return _repeat(moved) if any(len(tensor) == 1 for tensor in tensors) else moved
+    return double_batch(moved) if any(len(tensor) == 1 for tensor in tensors) else moved
 
 
 def _to_example(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return (value.cpu().float() if value.is_floating_point() else value.cpu()).contiguous()
-
-
-def _repeat(inputs: CallInputs) -> CallInputs:
-    """A batch of twice the size."""
-    repeated: CallInputs = map_leaves(
-        lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.ndim else leaf, inputs
-    )
-    return repeated
 
 
 class _Contents:
@@ -187,12 +185,12 @@ class _Contents:
     ) -> None:
         self._values, self._description, self._inputs = values, description, inputs
         try:
-            self._cases = [(inputs, _flatten(_run(network, inputs)))]
+            self._cases = [(inputs, flatten(run_network(network, inputs)))]
         except Exception as error:
             error.add_note("in the network, called with the example inputs that nas.export was given")
             raise
         try:
-            self._cases.append((twice := _repeat(inputs), _flatten(_run(network, twice))))
+            self._cases.append((twice := double_batch(inputs), flatten(run_network(network, twice))))
         except Exception:  # a network, or an input such as a mask, of a fixed size
             warnings.warn("the network runs only with the batch size of the example", stacklevel=3)
         self._network = network
@@ -224,7 +222,7 @@ class _Contents:
             raise
         except Exception as error:  # whatever code leads to that was not written to be recorded
             raise ValueError(f"network.py cannot be written ({_reason_of(error)})") from None
-        self._check("network.py", lambda inputs: _run(built, inputs), SOURCE_CURE)
+        self._check("network.py", lambda inputs: run_network(built, inputs), SOURCE_CURE)
         return source, built
 
     def _axes_to_fix(self, network: nn.Module, built: nn.Module) -> set[tuple[int, int]]:
@@ -232,9 +230,9 @@ class _Contents:
         takes_batches = len(self._cases) > 1  # others than that of the example
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # those of the network about inputs that its user has not given
-            inputs = _to_small_batch(network, self._inputs) if takes_batches else self._inputs
-            cases = _other_cases(network, inputs, first_axis=int(takes_batches))
-            differ = (axes for axes, resized, expected in cases if not _agrees(built, resized, expected))
+            inputs = to_small_batch(network, self._inputs) if takes_batches else self._inputs
+            cases = other_cases(network, inputs, first_axis=int(takes_batches))
+            differ = (axes for axes, resized, expected in cases if not agrees(built, resized, expected))
             return set().union(*differ)
 
     def to_json(self) -> bytes:
@@ -264,7 +262,7 @@ class _Contents:
             torch.export.save(self._program(), file)
             file.seek(0)
             module = torch.export.load(file).module()
-        self._check(FILES["torch"], lambda inputs: _run(module, inputs), EXPORT_CURE.format("torch"))
+        self._check(FILES["torch"], lambda inputs: run_network(module, inputs), EXPORT_CURE.format("torch"))
         return file.getvalue()
 
     def to_onnx(self) -> bytes:
@@ -280,7 +278,7 @@ class _Contents:
         names = [each.name for each in session.get_inputs()]
 
         def run(inputs: CallInputs) -> list[Tensor]:
-            given = zip(names, (tensor.numpy() for tensor in _flatten(inputs)), strict=True)
+            given = zip(names, (tensor.numpy() for tensor in flatten(inputs)), strict=True)
             return [torch.from_numpy(each) for each in session.run(None, dict(given))]
 
         self._check(FILES["onnx"], run, EXPORT_CURE.format("onnx"))
@@ -289,7 +287,7 @@ class _Contents:
     def _program(self) -> Any:
         args, kwargs = self._inputs
         shapes: Any = torch.export.ShapesCollection()  # type: ignore[no-untyped-call]
-        for tensor in _flatten(self._inputs):
+        for tensor in flatten(self._inputs):
             if tensor.ndim:
                 shapes[tensor] = {0: torch.export.Dim.AUTO}
         dynamic = shapes.dynamic_shapes(self._network, args, kwargs)
@@ -298,12 +296,12 @@ class _Contents:
     def _check(self, name: str, run: Callable[[CallInputs], Any], cure: str) -> None:
         """Compare outputs with those of the network; raises ValueError."""
         for inputs, expected in self._cases:
-            batch = len(_flatten(inputs)[0])
+            batch = len(flatten(inputs)[0])
             try:
-                outputs = _flatten(run(inputs))
+                outputs = flatten(run(inputs))
             except Exception as error:
                 raise ValueError(f"{name} does not run with a batch of {batch} ({_reason_of(error)}); {cure}") from None
-            if not _are_close(outputs, expected):
+            if not are_close(outputs, expected):
                 raise ValueError(f"{name} computes other numbers than the network for a batch of {batch}; {cure}")
 
 
@@ -339,89 +337,6 @@ def _reason_of(error: Exception) -> str:
 def _to_bytes(tensor: Tensor) -> Tensor:
     """The bytes of a tensor, in which NaN equals itself."""
     return tensor.reshape(-1).view(torch.uint8)
-
-
-def _run(network: Any, inputs: CallInputs) -> Any:
-    with torch.no_grad():
-        return network(*inputs[0], **inputs[1])
-
-
-def _flatten(value: Any) -> list[Tensor]:
-    """The tensors in nested lists, tuples and dicts."""
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for item in items for tensor in _flatten(item)]
-
-
-def _to_small_batch(network: nn.Module, inputs: CallInputs) -> CallInputs:
-    """A batch of two, which runs faster; or the inputs, if the network does not take it."""
-    smallest = min(len(tensor) for tensor in _flatten(inputs) if tensor.ndim) or 1
-    small: CallInputs = map_leaves(
-        lambda leaf: leaf[: 2 * len(leaf) // smallest] if isinstance(leaf, Tensor) and leaf.ndim else leaf, inputs
-    )
-    try:
-        _run(network, small)
-    except Exception:
-        return inputs
-    return small
-
-
-def _other_cases(
-    network: nn.Module, inputs: CallInputs, first_axis: int
-) -> Iterator[tuple[set[tuple[int, int]], CallInputs, list[Tensor]]]:
-    """Axes with their sizes, examples of other sizes there that the network takes, and its outputs."""
-    by_size: dict[int, list[tuple[int, int]]] = {}  # the ids of tensors, and axes
-    for tensor in _flatten(inputs):
-        for axis, size in enumerate(tensor.shape[first_axis:], first_axis):
-            if size:
-                by_size.setdefault(size, []).append((id(tensor), axis))
-    for size, equal in by_size.items():
-        # Those of equal size together, as both of an image; each alone where the network takes no other size for all.
-        for some in [equal, *([each] for each in equal if len(equal) > 1)]:
-            cases = list(_resized_cases(network, inputs, size, some))
-            for resized, outputs in cases:
-                yield {(axis, size) for _, axis in some}, resized, outputs
-            if cases and some is equal:
-                break
-
-
-def _resized_cases(
-    network: nn.Module, inputs: CallInputs, size: int, axes: list[tuple[int, int]]
-) -> Iterator[tuple[CallInputs, list[Tensor]]]:
-    for other in sorted({size // 2, size - 1, size + 1, 2 * size} - {0, size}):
-        resized = map_leaves(partial(_resize, size=other, axes=axes), inputs)
-        with suppress(Exception):  # whatever a network says of a size that it does not take
-            yield resized, _flatten(_run(network, resized))
-
-
-def _resize(value: Any, size: int, axes: list[tuple[int, int]]) -> Any:
-    """A tensor with some axes cut or repeated to a size; another value as it is."""
-    for axis in [axis for tensor, axis in axes if isinstance(value, Tensor) and tensor == id(value)]:
-        value = value.index_select(axis, torch.arange(size, device=value.device) % value.shape[axis])
-    return value
-
-
-def _agrees(network: nn.Module, inputs: CallInputs, expected: list[Tensor]) -> bool:
-    """Whether a network computes these outputs."""
-    try:
-        return _are_close(_flatten(_run(network, inputs)), expected)
-    except Exception:  # as an index that is out of bounds
-        return False
-
-
-def _are_close(outputs: list[Tensor], expected: list[Tensor]) -> bool:
-    return len(outputs) == len(expected) and all(map(_is_close, outputs, expected))
-
-
-def _is_close(output: Tensor, expected: Tensor) -> bool:
-    if output.shape != expected.shape or output.is_complex() != expected.is_complex() or output.numel() == 0:
-        return output.shape == expected.shape and output.numel() == 0
-    if output.is_complex():
-        output, expected = (torch.view_as_real(each.resolve_conj()) for each in (output, expected))
-    output, expected = output.double(), expected.double()
-    largest = expected.nan_to_num(0, 0, 0).abs().max().clamp(min=1e-6)
-    return torch.allclose(output, expected, rtol=0, atol=TOLERANCE * largest.item(), equal_nan=True)
 
 
 def _example_text(value: Any) -> str:
