@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Reversible
 from contextlib import nullcontext
 from functools import cache
+from inspect import getattr_static
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -136,7 +137,7 @@ class StaticBuild:
         if not isinstance(module, Searchable):
             return unwrap(module)
         from_asng = is_from_asng(type(module).build_static)
-        is_hooked, is_patched = any(map(own_hooks, hooks_of(module))), "forward" in vars(module)
+        is_hooked, is_patched = any(map(own_hooks, hooks_of(module))), _has_patched_forward(module)
         token = current_build.set(self._views if from_asng else self._copies)
         try:
             with nullcontext() if from_asng else self.supernet.preserve_selection():
@@ -151,7 +152,8 @@ class StaticBuild:
             raise ValueError(
                 f"{label_of(module, self._original)} has {'a forward hook' if is_hooked else 'a forward of its own'}, "
                 f"which its replacement {type(static).__name__} would not have; "
-                f"{'register it on' if is_hooked else 'put it into'} the surrounding module, or remove it first"
+                f"{'register it on' if is_hooked else 'put it into'} the surrounding module, or remove it first, by "
+                f"{'its handle' if is_hooked else 'del module.forward'}"
             )
         if not from_asng:
             active = self.supernet.active_modules(root=module)
@@ -216,6 +218,13 @@ def walk(
             seen.add(module)
             yield module
             waiting.extend(reversed(children(module)))
+
+
+def _has_patched_forward(module: nn.Module) -> bool:
+    """True if a function that its class does not have was set as its forward."""
+    patch = vars(module).get("forward")
+    own = isinstance(patch, MethodType) and patch.__self__ is module
+    return patch is not None and not (own and getattr_static(type(module), patch.__name__, None) is patch.__func__)
 
 
 def holds_decisions(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
@@ -284,7 +293,20 @@ def _copy_attribute(name: str, value: Any, memo: dict[int, Any]) -> Any:
         return value
     if name in MODULE_ATTRIBUTES and not value:  # hooks, most of the time
         return kind()
-    if kind is MethodType and isinstance(value.__self__, nn.Module):  # of the class of its copy
-        owner = copy.deepcopy(value.__self__, memo)
-        return owner if owner is None else getattr(owner, value.__name__)
+    if kind is MethodType and isinstance(value.__self__, nn.Module):
+        return _copy_method(value, memo)
     return copy.deepcopy(value, memo)
+
+
+def _copy_method(method: MethodType, memo: dict[int, Any]) -> Any:
+    """A bound method, that of the same name where its module was replaced; None if the module was dropped."""
+    module, function, name = method.__self__, method.__func__, method.__name__
+    owner = copy.deepcopy(module, memo)
+    if owner is None or type(owner) is type(module):  # as deepcopy does, also of functions that no class has
+        return owner if owner is None else MethodType(function, owner)
+    if getattr_static(type(module), name, None) is not function or not hasattr(owner, name):
+        raise ValueError(
+            f"the method {name} of a {type(module).__name__} is an attribute, but its replacement "
+            f"{type(owner).__name__} has no such method; call the module instead"
+        )
+    return getattr(owner, name)

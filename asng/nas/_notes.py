@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from traceback import walk_tb
 from typing import Any
 
+import torch
 from torch import nn
 
 from asng.nas._preserve import label_of
@@ -27,7 +28,7 @@ def add_notes(error: Exception, supernet: Supernet, values: Mapping[str, Any], f
             "batch norm needs more than one row, also of batches to validate, as candidates are judged in training "
             "mode; leave out a last batch of one row, as DataLoader(..., drop_last=True) does"
         )
-    elif "does not require grad and does not have a grad_fn" in text:
+    elif "does not require grad and does not have a grad_fn" in text and not torch.is_grad_enabled():
         error.add_note(
             f"candidates are judged without gradients: where {function} differentiates, let it do so in "
             "`with torch.enable_grad():`"

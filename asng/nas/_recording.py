@@ -356,9 +356,6 @@ class Recording(TorchFunctionMode):
             if module._forward_hooks or module._forward_pre_hooks:
                 label = label_of(module, self._paths)
                 raise NotRecordable(f"{label} has a forward hook, which source would not have; remove it")
-            if isinstance(module, torch.jit.ScriptModule):
-                label = label_of(module, self._paths)
-                raise NotRecordable(f"{label} is TorchScript, which cannot be recorded; use the module it was made of")
             module.forward = partial(self._run, module, module.forward)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -372,6 +369,9 @@ class Recording(TorchFunctionMode):
         return result if body is None else body.record_function(func, args, kwargs, result)
 
     def _run(self, module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(module, torch.jit.ScriptModule):
+            label = label_of(module, self._paths)
+            raise NotRecordable(f"{label} is TorchScript, which cannot be recorded; use the module it was made of")
         outer = self._bodies[-1]
         self.used.add(module)
         refuses = bool(self._fixed_axes) and module is self._network

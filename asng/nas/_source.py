@@ -131,7 +131,9 @@ class Source:
         tensors = self._empty_tensors(module)
         if isinstance(module, CONTAINERS):
             return self._construct_container(module, children, tensors, depth)
-        if isinstance(module, PARAMETERS) and not children:  # a dict for a list, too, as items may be left out
+        if isinstance(module, PARAMETERS) and children:
+            raise self._error(module, "holds lists or dicts besides its tensors; put them into an nn.ModuleList")
+        if isinstance(module, PARAMETERS):  # a dict for a list, too, as items may be left out
             return f"nn.ParameterDict({{{_join([f'{name!r}: {text}' for name, text in tensors.items()], depth)}}})"
         needed = {name: self._construct(c, depth + 1) for name, c in children.items() if self._is_needed(c)} | tensors
         arguments = [f"{name}={text}" for name, text in needed.items()]
@@ -171,7 +173,8 @@ class Source:
 
     def _class_of(self, module: nn.Module, base: str, parts: dict[str, str]) -> str:
         """The name of a module's class, which is written where there is none like it."""
-        if wrong := [name for name in parts if not name.isidentifier() or keyword.iskeyword(name) or name == "self"]:
+        forbidden = (*keyword.kwlist, "self", "modules")  # which the constructor below has
+        if wrong := [name for name in parts if not name.isidentifier() or name in forbidden]:
             raise self._error(
                 module, f"has a part {wrong[0]!r}, which cannot be the name of an argument in Python; rename it"
             )

@@ -184,6 +184,7 @@ class OneOf(Decision):
 
     def __init__(self, name: str, modules: Iterable[nn.Module] | Mapping[str, nn.Module] | nn.ModuleDict) -> None:
         if isinstance(modules, (Mapping, nn.ModuleDict)):
+            _check_container(modules, f"OneOf {name!r} chooses among modules")
             named: dict[Any, nn.Module] = dict(modules.items())
         else:
             cure = "give a list or a dict of them"
@@ -241,10 +242,10 @@ def _check_container(modules: Any, purpose: str) -> None:
     found = ""
     if kind.forward not in CONTAINERS or "forward" in vars(modules):
         found = "a forward of its own"
-    elif modules._forward_hooks or modules._forward_pre_hooks:
-        found = "a forward hook"
-    elif modules._parameters or modules._buffers:
-        found = f"a tensor of its own, {next(iter({**modules._parameters, **modules._buffers}))}"
+    elif modules._forward_hooks or modules._forward_pre_hooks or modules._backward_hooks:
+        found = "a hook"
+    elif own := [name for name, held in (modules._parameters | modules._buffers).items() if held is not None]:
+        found = f"a tensor of its own, {own[0]}"
     if found:
         raise ValueError(
             f"{purpose}, got a {kind.__name__} with {found}, which would be lost; make the decision in its list of "

@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from asng._asktell import Candidate, Optimizer
 from asng._checks import check_bool
@@ -22,6 +21,7 @@ from asng._violations import FEASIBLE, Violation, rank_losses
 from asng.nas import _candidates, _checkpoints, _checks, _distributed
 from asng.nas._candidates import FAILED, FAILURES, Judge, LossFn, Numbers, Outcome, Step
 from asng.nas._distributed import Groups
+from asng.nas._model_state import prepare_tensors, save_tensors
 from asng.nas._notes import add_notes
 from asng.nas._preserve import restore_modes, set_training, without_fast_path
 from asng.nas._training import Training, WeightOptimizers
@@ -395,10 +395,8 @@ class OneShot:
         arch_optimizer = self.arch_optimizer.state_dict()
         if self._generator_state is not None:
             arch_optimizer["generator"] = self._generator_state
-        model = self.model.state_dict()
         return {
-            "model": model,
-            "other_tensors": self._other_tensors(model),
+            **save_tensors(self.model, self._other_weights),
             "weight_optimizer": self._weight_optimizers.state_dict(),
             "arch_optimizer": arch_optimizer,
             "scaler": self._weight_optimizers.scaler.state_dict(),
@@ -406,12 +404,6 @@ class OneShot:
             "limits": [limit.name for limit in self.costs.limits],
             "costs": self.costs.state_dict(),
         }
-
-    def _other_tensors(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
-        """What a state dict of the model lacks: buffers that are not persistent, weights that it drops or never had."""
-        others = ((f"other_weights.{index}", weight) for index, weight in enumerate(self._other_weights))
-        named = chain(self.model.named_parameters(), self.model.named_buffers(), others)
-        return {name: tensor.detach() for name, tensor in named if name not in saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state.
@@ -425,28 +417,16 @@ class OneShot:
         before = copy.deepcopy(self._weight_optimizers.state_dict()), self.arch_optimizer.state_dict()
         try:
             self.arch_optimizer.load_state_dict(state["arch_optimizer"])  # names the decision, if one differs
-            model, buffers = self.model.state_dict(), dict(self.model.named_buffers())
-            mine, saved = self._other_tensors(model), state["other_tensors"]
-            weights = {name: weight for name, weight in mine.items() if name not in buffers}
-            there = {name: saved[name] for name in weights if name in saved}
-            _checks.check_shapes({**state["model"], **there}, {**model, **weights})
+            load_tensors = prepare_tensors(self.model, self._other_weights, state)
             if len(state["touched"]) != len(self._parameters):
                 raise ValueError(f"it has {len(state['touched'])} parameters, this one {len(self._parameters)}")
             limits = [limit.name for limit in self.costs.limits]
             if state["limits"] != limits:  # their numbers may differ
                 raise ValueError(f"its limits are on {state['limits']}, these on {limits}")
-            tensors = {name: _restored(tensor, saved[name]) for name, tensor in mine.items() if name in saved}
             self._weight_optimizers.load_state_dict(state["weight_optimizer"])
             self._weight_optimizers.scaler.load_state_dict(state["scaler"])
             self.costs.load_state_dict(state["costs"])
-            self.model.load_state_dict(state["model"], strict=False)  # which fits, but for what is left out
-            with torch.no_grad():
-                for name, tensor in tensors.items():
-                    if mine[name].shape == tensor.shape:
-                        mine[name].copy_(tensor)
-                    else:  # a buffer that grows, such as a cache
-                        path, _, key = name.rpartition(".")
-                        self.model.get_submodule(path)._buffers[key] = tensor
+            load_tensors()
         except Exception as error:  # a foreign state may raise anything
             self._weight_optimizers.load_state_dict(before[0])
             self.arch_optimizer.load_state_dict(before[1])
@@ -456,8 +436,3 @@ class OneShot:
             parameter.grad = torch.zeros_like(parameter) if touched else None
         if self._captured is not None:
             self._captured.forget()
-
-
-def _restored(like: Tensor, saved: Tensor) -> Tensor:
-    """A saved tensor with the type and device of another one; raises if it is damaged."""
-    return torch.empty_like(like).copy_(saved) if saved.shape == like.shape else saved.to(like)

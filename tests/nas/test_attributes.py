@@ -2,6 +2,7 @@
 
 from functools import partial
 from threading import Lock
+from types import MethodType
 from typing import Any
 from weakref import ref
 
@@ -255,3 +256,59 @@ def test_extraction_leaves_the_state_of_parametrizations_alone(read):
     read(model)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(module.training for module in model.modules())
+
+
+def triple(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.op(x) * 3
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.op = OneOf("op", [nn.Linear(4, 4), nn.Tanh()])
+        self.base = super().__repr__
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.op(x)
+
+
+@pytest.mark.parametrize("name", ["forward", "call"])
+def test_functions_that_were_set_as_methods_are_kept(name):
+    triple.__name__ = name  # also that of a method of the class
+    model, x = Plain(), torch.randn(3, 4)
+    model.forward = MethodType(triple, model)  # type: ignore[method-assign]
+    select(model, {"op": 1})
+    network: Any = extract(model, {"op": 1})
+    assert torch.equal(network(x), 3 * x.tanh())
+    assert network.forward.__self__ is network.base.__self__ is network
+
+
+def test_a_method_that_the_replacement_lacks_is_refused():
+    model = nn.Sequential(OneOf("op", [nn.Linear(4, 4), nn.Tanh()]))
+    model.choose = model[0].active_modules
+    with pytest.raises(
+        ValueError, match="the method active_modules of a OneOf is an attribute, but its replacement Tanh"
+    ):
+        extract(model, {"op": 1})
+
+
+class Fast(nas.Searchable):
+    """Sets one of its own methods as its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.op = OneOf("op", [nn.Linear(4, 4), nn.Tanh()])
+        self.forward = self.run
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        return self.op(x)
+
+    def active_modules(self) -> list[nn.Module]:
+        return [self.op]
+
+    def build_static(self) -> nn.Module:
+        return self.op
+
+
+def test_a_searchable_module_may_choose_among_its_own_methods():
+    assert isinstance(extract(nn.Sequential(Fast()), {"op": 1})[0], nn.Tanh)  # type: ignore[index]

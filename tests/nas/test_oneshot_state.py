@@ -94,6 +94,41 @@ def test_tensors_that_the_models_state_dict_lacks_are_part_of_the_state():
     assert torch.equal(whole.model.frozen.weight, resumed.model.frozen.weight)
 
 
+def set_nothing(model):
+    model.register_buffer("made", None, persistent=False)
+
+
+def set_repeated(model):
+    model.register_buffer("made", torch.ones(1).expand(3), persistent=False)
+
+
+def set_shared(model):
+    model.register_buffer("made", torch.ones(2), persistent=False)
+    model.net.register_buffer("made", model.made, persistent=False)
+
+
+def load_without_strict(model):
+    set_nothing(model)
+    load = model.load_state_dict
+    model.load_state_dict = lambda state: load(state, strict=False)
+
+
+@pytest.mark.parametrize("change", [set_nothing, set_repeated, set_shared, load_without_strict])
+def test_buffers_of_all_kinds_are_loaded(change):
+    def make():
+        model = Beside()
+        change(model)
+        return make_oneshot(model, weight_optimizer=torch.optim.SGD(model.net.parameters(), lr=0.1))
+
+    whole, resumed = make(), make()
+    whole.model.made = torch.arange(5.0)  # it was made, or grew
+    if change is set_shared:
+        whole.model.net.made = whole.model.made
+    resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
+    assert torch.equal(resumed.model.made, torch.arange(5.0))
+    assert change is not set_shared or resumed.model.net.made is resumed.model.made
+
+
 @pytest.mark.parametrize("damage", [lambda w: w.to("meta"), lambda w: w.to_sparse()], ids=["meta", "sparse"])
 def test_damaged_weights_outside_of_the_model_change_nothing(damage):
     oneshot, scale = with_a_weight_in_the_loss()

@@ -171,7 +171,7 @@ def make_stage(change=lambda stage: None, kind: Any = nn.Sequential):
         (make_stage(kind=Residual), "a Residual with a forward of its own"),
         (Summed([nn.Linear(4, 4), nn.Linear(4, 4)]), "a Summed with a forward of its own"),
         (make_stage(lambda stage: setattr(stage, "forward", stage[0].forward)), "a Sequential with a forward of its"),
-        (make_stage(lambda stage: stage.register_forward_hook(print)), "a Sequential with a forward hook"),
+        (make_stage(lambda stage: stage.register_forward_hook(print)), "a Sequential with a hook"),
         (make_stage(lambda stage: stage.register_buffer("gate", torch.ones(4))), "a tensor of its own, gate"),
     ],
     ids=["Sequential", "ModuleList", "patched", "hook", "tensor"],

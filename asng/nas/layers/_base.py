@@ -16,6 +16,8 @@ from asng._untrusted import shorten
 from asng.nas._size import AnySize, Size, check_fixed, map_sizes, to_sizes
 from asng.nas.decisions import Searchable
 
+COMPUTING = ("forward", "_conv_forward", "_output_padding", "merge_masks", "_apply_instance_norm")  # of torch's layers
+
 
 def build_on_meta(kind: Any, **settings: Any) -> nn.Module:
     """A torch layer on the device "meta"; the constructor runs once for equal settings, which are hashable."""
@@ -72,18 +74,14 @@ def backward_hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
     return module._backward_hooks, module._backward_pre_hooks
 
 
-@cache
-def _methods(kind: Any) -> list[str]:
-    """The methods that compute the output of a torch layer: forward, and those that it may call."""
-    inherited = (base for base in kind.__mro__[: kind.__mro__.index(nn.Module)])
-    named = {name for base in inherited for name, value in vars(base).items() if callable(value)}
-    return sorted(
-        name for name in named if not name.startswith("__") and name not in {"extra_repr", "reset_parameters"}
-    )
-
-
-def _is_replaced(name: str, layer: nn.Module, kind: Any) -> bool:
-    return name in vars(layer) or getattr(type(layer), name) is not getattr(kind, name)
+def _own_method(layer: nn.Module, torch_layer: Any) -> tuple[str, str] | None:
+    """A method that computes outputs in which a layer differs from torch's, and whether it or its class has it."""
+    for name in COMPUTING:
+        if name in vars(layer):
+            return name, "layer"
+        if getattr(type(layer), name, None) is not getattr(torch_layer, name, None):
+            return name, "class"
+    return None
 
 
 class Build(NamedTuple):
@@ -263,12 +261,11 @@ class ElasticLayer(Searchable):
         """
         kind: Any = type(layer)
         shown = shorten(layer)
-        if method := next(
-            (name for name in _methods(self.torch_layer) if _is_replaced(name, layer, self.torch_layer)), ""
-        ):
+        if own := _own_method(layer, self.torch_layer):
+            cure = f"make an elastic layer of it: class Elastic{kind.__name__}(nas.ElasticLayer, {kind.__name__})"
             raise ValueError(
-                f"{kind.__name__} has a {method} method of its own, which nas.{type(self).__name__} would not have; "
-                f"make an elastic layer of it: class Elastic{kind.__name__}(nas.ElasticLayer, {kind.__name__})"
+                f"{kind.__name__} has a {own[0]} method of its own, which nas.{type(self).__name__} would not have; "
+                f"{cure if own[1] == 'class' else f'it was set on this layer: del layer.{own[0]}'}"
             )
         for direction, hooks in (("forward", hooks_of(layer)), ("backward", backward_hooks_of(layer))):
             if any(map(own_hooks, hooks)):
