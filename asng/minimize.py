@@ -111,9 +111,8 @@ def minimize(
 
     Args:
         f: Called with a dict of values, whose lists, dicts, sets and arrays are copies; returns a number, lower is
-            better. If some values had no effect, it may return
-            (number, names of those that had): the update then ignores the other choices, and takes the other numbers
-            as drawn at their mean.
+            better. If some values had no effect, it may return (number, names of those that had): the update then
+            ignores the other choices, and takes the other numbers as drawn at their mean.
         space: Names and variables.
         evaluations: The maximum number of calls of f, at least 2.
         population_size: Candidates per update; by default 4 + floor(3 ln n) for n variables with more than one value,

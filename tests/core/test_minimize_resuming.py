@@ -178,7 +178,7 @@ def test_where_all_failed_the_error_says_how_to_continue(tmp_path):
 
     with pytest.raises(EvaluationError, match="down; to continue, call it again with more evaluations"):
         minimize(fail, BLEND, evaluations=100, checkpoint=tmp_path / "state.json", seed=0)
-    with pytest.raises(EvaluationError, match="down$"):
+    with pytest.raises(EvaluationError, match=r"down$"):
         minimize(fail, BLEND, evaluations=100, seed=0)
 
 
