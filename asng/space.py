@@ -150,6 +150,7 @@ class Integer(Variable):
             object.__setattr__(self, "_center", (self.low + self.high + 2) // 4 * 2)
             half = max(self.high - self._center, self._center - self.low)
             object.__setattr__(self, "_unit", half if half > MAX_PLAIN else 1)
+            object.__setattr__(self, "_units", f", drawn as (n - {self._center}) / {self._unit}")
 
     def marginal(self) -> Bounds:
         if self._unit > 1:
