@@ -132,9 +132,8 @@ def minimize(
             violation. An exception in a limit or in the callback ends the minimization.
         callback: Called with every `Evaluation`; ends the minimization by returning True.
         checkpoint: Path of a file for the state, saved after every evaluation (at most once a second, less often if
-            saving would take more than 5% of the time) and at the end.
-            The same call continues from it, also with more evaluations, with its original population size. By default
-            nothing is saved.
+            saving would take more than 5% of the time) and at the end. The same call continues from it, also with more
+            evaluations, with its original population size. By default nothing is saved.
         target: Stop at a loss of at most this number.
         timeout: Maximum seconds of one evaluation by an executor, without the start of its process; by default no
             limit.
