@@ -10,6 +10,8 @@ import numpy as np
 
 from asng._untrusted import shorten
 
+ATOMS = {int, float, str, bool}  # nothing to copy, as most lists hold
+
 
 def are_equal(first: Any, second: Any) -> bool:
     """Whether two values are equal, also arrays in lists, tuples and dicts; NaN in arrays equals itself."""
@@ -81,7 +83,7 @@ def copy_values(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, An
 def _copy_containers(value: Any) -> Any:
     kind = type(value)
     if kind is list or kind is tuple:
-        return kind(map(_copy_containers, value))
+        return kind([item if type(item) in ATOMS else _copy_containers(item) for item in value])
     if kind is dict:
         return {key: _copy_containers(item) for key, item in value.items()}
     return value.copy() if kind in (set, bytearray, np.ndarray) else value
