@@ -72,6 +72,7 @@ class SavedState(TypedDict):
 
     entropy: tuple[Any, list[int]]
     evaluations: int
+    forgiven: int
     population_size: int
     optimizers: list[dict[str, Any]]
     history: list[tuple[list[float], int, float | None, str, list[str] | None]]
@@ -135,8 +136,8 @@ class BlackBox:
         self._best: int | None = None
         self._nearest: tuple[Violation, dict[str, Any]] | None = None  # of infeasible candidates, since it was loaded
         self._evaluations = evaluations  # of the longest of the calls that share a checkpoint
-        self._is_extended = False  # whether none was made yet of those that a call adds
         self._failures_in_row = 0
+        self._forgiven = 0  # evaluations before the last extension of what failures had ended, which count no more
         self.first_cause: BaseException | None = None  # what the first failed evaluation raised, since it was loaded
         self._queue: deque[Candidate] = deque()
         self.trials: dict[Trial, list[Candidate]] = {}  # in flight, with candidates of the same values
@@ -195,9 +196,8 @@ class BlackBox:
 
     @property
     def failures(self) -> int:
-        """The number of failures that ended it, or 0; more evaluations are another chance."""
-        is_over = self._failures_in_row >= self._max_failures and not self._is_extended
-        return self._failures_in_row if is_over else 0
+        """The number of failures that ended it, or 0; with more evaluations it begins to count again."""
+        return self._failures_in_row if self._failures_in_row >= self._max_failures else 0
 
     # From ask to tell.
 
@@ -242,7 +242,7 @@ class BlackBox:
 
     def record(self, trial: Trial, outcome: CallResult) -> Evaluation:
         """Take the outcome of a trial in; a whole population is told."""
-        self.is_whole = self._is_extended = False
+        self.is_whole = False
         others = self.trials.pop(trial)
         if unknown := set(outcome.active or ()) - self._variables.keys():
             outcome = CallResult(math.inf, f"it returned the active name {min(unknown)!r}, which is not in the space")
@@ -260,7 +260,8 @@ class BlackBox:
             self._active[trial.key] = frozenset(active)
         total, count = self._losses.get(trial.key, (0.0, 0))
         self._losses[trial.key] = total + loss, count + 1
-        self._failures_in_row = self._failures_in_row + 1 if error else 0  # infinity is a loss, not a failure
+        is_counted = error and len(self.history) >= self._forgiven  # infinity is a loss, not a failure
+        self._failures_in_row = self._failures_in_row + 1 if is_counted else 0
         evaluation = Evaluation(trial.candidate.values, loss, error)
         self._ended.append(trial)
         self.history.append(evaluation)
@@ -417,6 +418,7 @@ class BlackBox:
         return {
             "entropy": [self._entropy, list(self._spawn_key)],
             "evaluations": self._evaluations,
+            "forgiven": self._forgiven,
             "population_size": self.population_size,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "history": [
@@ -438,8 +440,7 @@ class BlackBox:
             raise ValueError(fault)
         self._entropy, self._spawn_key = state["entropy"][0], tuple(state["entropy"][1])
         self._seed_of(0)  # checks both
-        self._is_extended = self._evaluations > state["evaluations"]
-        self._evaluations = max(self._evaluations, state["evaluations"])
+        self._forgiven = state["forgiven"]
         self.population_size = check_int(state["population_size"], "population_size", min=2, max=MAX_CANDIDATES)
         if not state["optimizers"]:
             raise ValueError("no optimizer")
@@ -453,6 +454,9 @@ class BlackBox:
             if active is not None and not self._variables.keys() >= set(active):
                 raise ValueError(f"{active} are not all in the space")
             self._remember(Trial(candidate, self._key(candidate), start), _load_loss(loss), error, active)
+        if self.failures and self._evaluations > state["evaluations"]:
+            self._failures_in_row, self._forgiven = 0, len(self.history)
+        self._evaluations = max(self._evaluations, state["evaluations"])
         self._queue.extend(map(self._candidate, state["queue"]))
         for x, loss, (first, second) in state["judged"]:
             candidate, violation = self._candidate(x), Violation(first, _load_loss(second))

@@ -105,7 +105,9 @@ class CovarianceASNG(Optimizer):
     """Choices move as in ASNG, numbers by CMA-ES; both are ranked by the same losses, which may be `noisy`.
 
     Choices ignore candidates in which they were not active. Numbers count as drawn at their mean there, as a covariance
-    needs a number from every candidate: the mean stays, but the standard deviation shrinks with those of the others.
+    needs a number from every candidate: the mean stays, but the standard deviation shrinks, as the shorter steps lower
+    the step size of all numbers. A losing candidate narrows its active numbers as much as n numbers would together: by
+    their own share instead, they stay wider, but conditional black boxes are minimized less exactly (docs/results.md).
 
     For populations of several candidates. A population of 15 costs about twice the time of plain ASNG up to 50 numbers
     (4 ms), four times that of 100 (7 ms), and with more numbers the third power of their number shows.

@@ -70,4 +70,5 @@ class Space:
 
     def describe(self) -> list[list[str]]:
         """Names and variables in order, as text that is equal for equal spaces, also in another process."""
-        return [[name, stable_repr(variable)] for name, variable in zip(self.names, self.variables, strict=True)]
+        rows = zip(self.names, self.variables, strict=True)
+        return [[name, stable_repr(variable) + variable._units] for name, variable in rows]

@@ -10,14 +10,29 @@ import numpy as np
 
 from asng._untrusted import shorten
 
+ATOMS = {int, float, str, bool}  # nothing to copy, as most lists hold
+
 
 def are_equal(first: Any, second: Any) -> bool:
+    """Whether two values are equal, also arrays in lists, tuples and dicts; NaN in arrays equals itself."""
     if first is second:
         return True
+    kind = type(first)
     try:
-        return bool(np.array_equal(first, second)) if hasattr(first, "shape") else bool(first == second)
+        if kind is type(second) and kind in (list, tuple):
+            return len(first) == len(second) and all(map(are_equal, first, second))
+        if kind is type(second) is dict:
+            return first.keys() == second.keys() and all(are_equal(first[key], second[key]) for key in first)
+        return _are_equal_arrays(first, second) if hasattr(first, "shape") else bool(first == second)
     except Exception:  # they cannot be compared, so they are not the same
         return False
+
+
+def _are_equal_arrays(first: Any, second: Any) -> bool:
+    kind = getattr(getattr(first, "dtype", None), "kind", "")
+    if kind == "O":
+        return first.shape == np.shape(second) and all(map(are_equal, first.flat, np.asarray(second).flat))
+    return bool(np.array_equal(first, second, equal_nan=kind in ("f", "c")))  # which text has not
 
 
 def find_value(values: Sequence[Any], value: Any) -> int | None:
@@ -53,7 +68,8 @@ def is_hashable(value: Any) -> bool:
 def copy_values(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Values for a function that may change them: of these names, lists, dicts, sets and arrays are copied, too.
 
-    Other objects are shared. Copies of models may be large, and what is compared by identity would not be found again.
+    So are those in lists, tuples and dicts. What is in sets and arrays, objects of subclasses and other objects are
+    shared. Copies of models may be large, and what is compared by identity would not be found again.
     """
     copied = dict(values)
     try:
@@ -67,7 +83,7 @@ def copy_values(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, An
 def _copy_containers(value: Any) -> Any:
     kind = type(value)
     if kind is list or kind is tuple:
-        return kind(map(_copy_containers, value))
+        return kind([item if type(item) in ATOMS else _copy_containers(item) for item in value])
     if kind is dict:
         return {key: _copy_containers(item) for key, item in value.items()}
     return value.copy() if kind in (set, bytearray, np.ndarray) else value

@@ -25,6 +25,7 @@ class Variable(ABC):
     """
 
     log: bool = False  # whether numbers are searched on the scale of their logarithm
+    _units: str = ""  # of raw draws, as text for states, where not all versions have the same
 
     @abstractmethod
     def marginal(self) -> Choices | Bounds | Family:

@@ -20,7 +20,7 @@ from asng._progress import Progress, delayed_progress_bar
 from asng._signals import sigterm_as_interrupt
 from asng.space import Variable
 
-FORMAT = "asng minimize 4"
+FORMAT = "asng minimize 5"
 MAX_SHOWN = 6  # values in a text
 MAX_WARNED = 3  # kinds of errors
 NUMBER = re.compile(r"0x[0-9a-f]+|-?[0-9][-+.0-9e]*")  # errors of one reason differ in sizes, losses, addresses
@@ -111,9 +111,8 @@ def minimize(
 
     Args:
         f: Called with a dict of values, whose lists, dicts, sets and arrays are copies; returns a number, lower is
-            better. If some values had no effect, it may return
-            (number, names of those that had): the update then ignores the other choices, and takes the other numbers
-            as drawn at their mean.
+            better. If some values had no effect, it may return (number, names of those that had): the update then
+            ignores the other choices, and takes the other numbers as drawn at their mean.
         space: Names and variables.
         evaluations: The maximum number of calls of f, at least 2.
         population_size: Candidates per update; by default 4 + floor(3 ln n) for n variables with more than one value,
@@ -133,9 +132,8 @@ def minimize(
             violation. An exception in a limit or in the callback ends the minimization.
         callback: Called with every `Evaluation`; ends the minimization by returning True.
         checkpoint: Path of a file for the state, saved after every evaluation (at most once a second, less often if
-            saving would take more than 5% of the time) and at the end.
-            The same call continues from it, also with more evaluations, with its original population size. By default
-            nothing is saved.
+            saving would take more than 5% of the time) and at the end. The same call continues from it, also with more
+            evaluations, with its original population size. By default nothing is saved.
         target: Stop at a loss of at most this number.
         timeout: Maximum seconds of one evaluation by an executor, without the start of its process; by default no
             limit.
@@ -169,7 +167,8 @@ def minimize(
         _open_checkpoint(run, checkpoint) as save,
         delayed_progress_bar("minimize", wanted=progress) as report,
     ):
-        if progress and 0 < len(run.history) < evaluations:
+        is_over = _reason_to_end(run, target) or run.end_reason
+        if progress and 0 < len(run.history) < evaluations and not is_over:
             sys.stderr.write(f"minimize: continues after evaluation {len(run.history)} of {evaluations}\n")
         try:
             stopped = _evaluate(run, evaluator, evaluations, target, callback, save, report)
@@ -181,7 +180,7 @@ def minimize(
             warnings.warn(f"minimize ends early, since the executor broke: {error}", stacklevel=2)
             stopped = "executor"
     run.finish()
-    return _result(run, stopped)
+    return _result(run, stopped, is_saved=checkpoint is not None)
 
 
 def _make_evaluator(f: Callable[..., Any], executor: Executor | None, timeout: float | None) -> Evaluator[Trial]:
@@ -204,10 +203,8 @@ def _evaluate(
     """Evaluate until there is a reason to stop, and return it."""
     warned: set[str] = set()
     while True:
-        if run.best is not None and run.best.loss <= target:
-            return "target"
-        if run.failures:
-            return "failures"
+        if reason := _reason_to_end(run, target):
+            return reason
         slots = run.population_size  # where the executor does not tell its workers
         while not run.end_reason and len(run.history) + len(run.trials) < evaluations and evaluator.has_room(slots):
             trial = run.next_trial()
@@ -235,7 +232,15 @@ def _evaluate(
             return "callback"
 
 
-def _result(run: BlackBox, stopped: str) -> Result:
+def _reason_to_end(run: BlackBox, target: float) -> str:
+    """Why nothing more is to be evaluated although something is left, or an empty text."""
+    if run.best is not None and run.best.loss <= target:
+        return "target"
+    return "failures" if run.failures else ""
+
+
+def _result(run: BlackBox, stopped: str, *, is_saved: bool) -> Result:
+    cure = "; to continue, call it again with more evaluations" if stopped == "failures" and is_saved else ""
     if run.best is None:
         n, errors = len(run.history), [each.error for each in run.history if each.error]
         why = "the executor broke" if stopped == "executor" else f"no candidate met the limits{_describe_nearest(run)}"
@@ -243,11 +248,11 @@ def _result(run: BlackBox, stopped: str) -> Result:
             why = f"{len(errors)} failed, the first one: {errors[0]}"
         elif n:
             why = "all losses were infinite"
-        error = EvaluationError(f"none of {n} evaluations gave a finite loss; {why}")
+        error = EvaluationError(f"none of {n} evaluations gave a finite loss; {why}{cure}")
         error.history, error.optimizer = run.history, run.optimizer
         raise error from run.first_cause
     if stopped == "failures":
-        text = f"the last {run.failures} evaluations failed: {run.history[-1].error}"
+        text = f"the last {run.failures} evaluations failed: {run.history[-1].error}{cure}"
         warnings.warn(f"minimize ends early: {text}", stacklevel=3)
     optimizer = run.best_optimizer
     best = run.best

@@ -25,6 +25,7 @@ MAX_EXACT_INT = 2**53  # the largest integers that float64 holds without gaps
 STD_MIN_INTEGER = 0.25  # supplement C
 MAX_PRECISION = 1e6  # the bounds over the smallest std: float64 holds E[x^2] beside mean^2 well enough up to here
 MAX_PLAIN = round(MAX_PRECISION * STD_MIN_INTEGER)  # the largest integers whose raw draws are in their own units
+MAX_STEP_STD = 2**26  # beyond it, the density gives more digits of an integer's probability than a difference does
 STD_MIN_REAL = 1e-3  # of the range
 DRAW = "a raw draw must be a number"
 
@@ -145,9 +146,11 @@ class Integer(Variable):
             raise ValueError(f"bounds beyond 2**53 are not exact in float64, got low={self.low} and high={self.high}")
         check_bounds(self.low, self.high)
         if largest > MAX_PLAIN:
-            object.__setattr__(self, "_center", (self.low + self.high) // 2)
-            half = self.high - self._center
+            # The nearest even number: .5 is rounded to even, before and after the center is added.
+            object.__setattr__(self, "_center", (self.low + self.high + 2) // 4 * 2)
+            half = max(self.high - self._center, self._center - self.low)
             object.__setattr__(self, "_unit", half if half > MAX_PLAIN else 1)
+            object.__setattr__(self, "_units", f", drawn as (n - {self._center}) / {self._unit}")
 
     def marginal(self) -> Bounds:
         if self._unit > 1:
@@ -172,9 +175,12 @@ class Integer(Variable):
         # Of the normal numbers that are clipped and rounded to the value.
         if not self.contains(value):
             raise range_error(self, value)
-        normal = NormalDist(*_as_normal(params))
-        below = 0.0 if value == self.low else normal.cdf(value - 0.5)
-        above = 1.0 if value == self.high else normal.cdf(value + 0.5)
+        mean, std = _as_normal(params)
+        normal, place = NormalDist(mean - self._center, std), value - self._center  # beyond 2**52 there are no halves
+        if std > MAX_STEP_STD and self.low < value < self.high:
+            return math.log(max(normal.pdf(place), 1e-300))
+        below = 0.0 if value == self.low else normal.cdf(place - 0.5)
+        above = 1.0 if value == self.high else normal.cdf(place + 0.5)
         return math.log(max(above - below, 1e-300))
 
     def to_internal(self, prior: Any) -> Normal:

@@ -17,6 +17,7 @@ from asng._convergence import MIN_CERTAINTY, MIN_STEPS, is_noise
 from asng._decoding import Space
 from asng._html import decisions_table, element, notebook, rows_table
 from asng._untrusted import shorten
+from asng._values import are_equal
 from asng.baselines import RandomSearch
 from asng.families import Bounds
 from asng.nas import _distributed
@@ -369,9 +370,13 @@ def sharpest_distribution(space: Mapping[str, Variable], values: Values) -> dict
     x = np.array(family.mode(family.initial()), dtype=float)
     for column, (name, variable) in enumerate(space.items()):
         if variable.values() is not None:
-            is_number = isinstance(variable.marginal(), Bounds)
+            marginal: Any = variable.marginal()
             value = values[name]
-            x[column] = variable.to_internal((value, 1.0))[0] if is_number else variable.index(value)
+            x[column] = marginal.low + variable.index(value)
+            if isinstance(marginal, Bounds) and not (
+                x[column] <= marginal.high and are_equal(variable.decode(float(x[column])), value)
+            ):  # draws in other units
+                x[column] = variable.to_internal((value, 1.0))[0]
     return Space(space).to_external(family.describe(family.project(family.statistics(x))))
 
 

@@ -79,6 +79,14 @@ def test_initial_is_projected_into_the_allowed_set_with_a_warning():
     assert [each.filename for each in warned] == 3 * [__file__]
 
 
+@pytest.mark.parametrize("variable", [Integer(0, 10**7), Integer(0, 2**53), Real(0, 1e7)])
+def test_a_prior_that_is_too_narrow_warns_however_wide_the_range_is(variable):
+    with pytest.warns(UserWarning, match=r"initial\['n'\] = \(100, 1\) becomes Normal\(mean=100"):
+        optimizer = ASNG({"n": variable}, initial={"n": (100, 1)})
+    again = ASNG({"n": variable}, initial=optimizer.distribution())  # without a warning
+    assert again.distribution()["n"] == pytest.approx(optimizer.distribution()["n"], rel=1e-3)
+
+
 def test_initial_is_copied():
     probabilities, numbers = np.array([0.5, 0.25, 0.25]), [3.0, 2.0]
     initial = {"op": probabilities, "n": numbers}

@@ -1,5 +1,6 @@
 """minimize: no more evaluations than asked for, the defaults of black boxes, limits, and what it returns."""
 
+import copy
 import functools
 import math
 import operator
@@ -244,6 +245,25 @@ def test_what_functions_do_to_their_values_changes_no_choice(executor):
         result = minimize(change, space, evaluations=20, limits=[limit], executor=pool, seed=0)
     assert str(space) == before
     assert all(evaluation.values["layers"] in ([64], [64, 64]) for evaluation in result.history)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        [[np.zeros(2)], [np.ones(2)]],
+        [(np.zeros(2), [1]), (np.ones(2), [1])],
+        [{"a": [np.zeros(2)]}, {"a": [np.ones(2)]}],
+        [np.array([np.nan, 1]), np.array([np.nan, 2])],
+        [[np.array([np.nan])], [np.array([1j * np.nan, 1])], [np.array(["x", "y"])]],
+        [np.array([np.zeros(2), None], dtype=object), np.array([np.ones(2), None], dtype=object)],
+    ],
+    ids=["in lists", "in tuples", "in dicts", "NaN", "NaN in lists", "objects"],
+)
+def test_copies_of_choices_with_arrays_are_found_again(choices):
+    variable = Categorical(choices)
+    result = minimize(lambda values: variable.index(values["it"]), {"it": variable}, evaluations=9, seed=0)
+    assert sorted(evaluation.loss for evaluation in result.history) == [*range(len(choices))]
+    assert Categorical(choices) == Categorical(copy.deepcopy(choices))
 
 
 def test_other_objects_are_passed_as_they_are():

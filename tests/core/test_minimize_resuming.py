@@ -140,10 +140,46 @@ def test_what_failures_ended_stays_ended_until_it_is_given_more_evaluations(tmp_
     assert f.count == ended[1] == first + 20
     assert [call(60), call(59), call(60)] == [ended] * 3
     assert f.count == first + 20
-    assert call(61)[1] == f.count == first + 21  # which failed, too
-    assert call(61)[1] == f.count == first + 21
+    assert call(61)[1] == f.count == first + 40  # five populations more, which failed, too
+    assert call(61)[1] == f.count == first + 40
     f.calls = ()  # it works again
     assert call(62) == ("evaluations", 62)
+
+
+@pytest.mark.filterwarnings("ignore:evaluation|minimize ends early")
+def test_an_extension_after_failures_has_all_of_its_populations(tmp_path, capsys):
+    """Also where the call that extends it is interrupted before its first evaluation, or in the middle."""
+    f = Interrupted(*range(8, 1000), f=loss, error=OSError("license server down"))
+    settings: dict[str, Any] = {"seed": 1, "checkpoint": tmp_path / "state.json", "population_size": 4}
+
+    def call(evaluations):
+        result = minimize(f, BLEND, evaluations=evaluations, **settings)
+        return result.stopped, result.evaluations
+
+    with pytest.warns(UserWarning, match="the last 20 .*; to continue, call it again with more evaluations"):
+        assert call(60) == ("failures", 27)
+    f.error = KeyboardInterrupt
+    assert call(100) == ("interrupted", 27)
+    f.error = OSError
+    assert call(30) == ("evaluations", 30)
+    capsys.readouterr()
+    assert call(100) == ("failures", 47)
+    assert "continues after evaluation 30 of 100" in capsys.readouterr().err
+    assert call(100) == ("failures", 47)
+    assert capsys.readouterr().err == ""  # it does not continue
+    f.calls = ()
+    assert call(101) == ("evaluations", 101)
+
+
+@pytest.mark.filterwarnings("ignore:evaluation")
+def test_where_all_failed_the_error_says_how_to_continue(tmp_path):
+    def fail(values):
+        raise OSError("down")
+
+    with pytest.raises(EvaluationError, match="down; to continue, call it again with more evaluations"):
+        minimize(fail, BLEND, evaluations=100, checkpoint=tmp_path / "state.json", seed=0)
+    with pytest.raises(EvaluationError, match=r"down$"):
+        minimize(fail, BLEND, evaluations=100, seed=0)
 
 
 def test_a_checkpoint_can_be_given_another_target(tmp_path):

@@ -271,6 +271,21 @@ def test_a_state_of_another_space_is_refused(other):
     assert optimizer.state_dict() == before
 
 
+@pytest.mark.parametrize("low", [-300_000, 10**6])
+def test_a_state_with_other_units_of_wide_integers_is_refused(low):
+    """As those of earlier versions have, which would be other integers."""
+    space = {"n": Integer(low, low + 600_000)}
+    state = ASNG(space, seed=0).state_dict()
+    ASNG(space).load_state_dict(through_json(state))
+    state["space"] = [["n", state["space"][0][1].split(", drawn")[0]]]
+    with pytest.raises(ValueError, match=r"another space \(n: Integer.* there, Integer.*, drawn as .* / 300000 here\)"):
+        ASNG(space).load_state_dict(through_json(state))
+
+
+def test_states_of_integers_that_are_drawn_as_they_are_say_no_units():
+    assert ASNG({"n": Integer(1, 9)}).state_dict()["space"] == [["n", "Integer(1, 9)"]]
+
+
 @pytest.mark.parametrize(
     "setting",
     [

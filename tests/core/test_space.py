@@ -187,14 +187,23 @@ def test_integers_are_exact_up_to_2_to_the_53(low, high):
     [
         (1, 9, (1, 9, 0.25)),
         (-250_000, 250_000, (-250_000, 250_000, 0.25)),
-        (300_000, 300_999, (-499, 500, 0.25)),  # less the center
+        (300_000, 300_999, (-500, 499, 0.25)),  # less the center, which is even
         (10**6, 1_500_000, (-250_000, 250_000, 0.25)),
+        (0, 499_999, (-250_000, 249_999, 0.25)),
+        (1, 500_000, (-249_999, 250_000, 0.25)),
         (0, 500_001, (-1, 1, 1e-6)),  # float64 holds no smaller deviation beside the mean
     ],
 )
 def test_draws_of_integers_have_the_units_that_float64_resolves(low, high, draws):
     assert Integer(low, high).marginal() == draws
     assert Integer(low, high).to_external((draws[0], draws[2]))[0] == low
+
+
+@pytest.mark.parametrize("low", [300_000, 300_001, 300_002, 300_003, -300_009])
+def test_integers_far_from_zero_round_half_to_even_wherever_they_are_decoded(low):
+    variable = Integer(low, low + 9)
+    for x in np.arange(variable.marginal().low, variable.marginal().high, 0.5).tolist():
+        assert Space({"n": variable}).decode(np.array([[x]])) == [{"n": variable.decode(x)}]
 
 
 @pytest.mark.parametrize(("x", "value"), [(-1, 2), (0, 5), (0.5, 6.5), (1, 8), (1.01, 8), (-INF, 2), (INF, 8)])
@@ -439,6 +448,23 @@ def test_log_prob_of_an_integer_is_the_mass_that_is_rounded_to_it():
     for value in variable.values():
         share = (drawn == value).mean()
         assert math.exp(variable.log_prob(normal, value)) == pytest.approx(share, abs=5 * math.sqrt(0.25 / len(draws)))
+
+
+@pytest.mark.parametrize("low", [0, 10**9, 2**53 - 9, -(2**53)])
+def test_log_prob_of_integers_far_from_zero_is_that_of_those_near_it(low):
+    near, far = Integer(0, 9), Integer(low, low + 9)
+    for value in range(10):
+        expected = near.log_prob(Normal(4.0, 1.5), value)
+        assert far.log_prob(Normal(low + 4.0, 1.5), low + value) == pytest.approx(expected, rel=1e-9)
+
+
+def test_log_prob_of_wide_integers_is_the_density():
+    wide, normal = Integer(-(2**53), 2**53), Normal(2.0**52, 1e10)
+    for value in (2**52 + 1, 2**52 - 10**10):
+        density = math.exp(-0.5 * ((value - 2**52) / 1e10) ** 2) / (1e10 * math.sqrt(2 * math.pi))
+        assert math.exp(wide.log_prob(normal, value)) == pytest.approx(density, rel=1e-6)
+    narrower = Normal(0.0, 2.0**26)  # where the difference of two probabilities is exact enough, too
+    assert wide.log_prob(narrower, 2**25) == pytest.approx(wide.log_prob(Normal(0.0, 2**26 + 1), 2**25), rel=1e-6)
 
 
 def test_custom_values_are_written_if_json_can_restore_them():

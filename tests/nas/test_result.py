@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from asng import ASNG, Categorical, Integer, RandomSearch, Real
+from asng import ASNG, Bounds, Categorical, Integer, RandomSearch, Real, Variable
 from asng._convergence import NOISE
 from asng.nas import OneOf, OneShot, Repeat, Value, result, selected, space_of, top
 from asng.nas.result import sharpest_distribution
@@ -63,13 +63,39 @@ def test_certainty_goes_from_0_to_1_as_a_clear_search_converges(variables):
     assert found.probability < 0.97  # which says less
 
 
+class Power(Variable):
+    """1, 2, 4 or 8, with a distribution of the exponent."""
+
+    def marginal(self):
+        return Bounds(0, 3, 0.25)
+
+    def decode(self, x):
+        return 2 ** round(min(max(x, 0), 3))
+
+    def contains(self, value):
+        return value in self.values()
+
+    def values(self):
+        return [1, 2, 4, 8]
+
+    def to_internal(self, prior):
+        return prior
+
+    def to_external(self, params):
+        return params
+
+
 def test_the_sharpest_distribution_is_where_projections_end():
     space = {"a": Categorical([*"xyz"]), "b": Categorical([*"uv"]), "n": Integer(1, 9), "r": Real(0.0, 1.0)}
     sharpest = sharpest_distribution(space, {"a": "y", "b": "u", "n": 7, "r": 0.1})
     assert sharpest["a"] == pytest.approx([0.25, 0.5, 0.25])  # 1 / (n (m - 1)) for the others
     assert sharpest["b"] == pytest.approx([0.75, 0.25])
     assert sharpest["n"] == (7.0, 0.25)
-    assert sharpest_distribution({"n": Integer(0, 10**6)}, {"n": 7})["n"] == pytest.approx((7, 0.5), rel=1e-3)
+    for n in (0, 7, 10**6):
+        assert sharpest_distribution({"n": Integer(0, 10**6)}, {"n": n})["n"] == pytest.approx((n, 0.5), rel=1e-3)
+    assert sharpest_distribution({"n": Integer(10**6, 10**6 + 9)}, {"n": 10**6 + 3})["n"] == (10**6 + 3, 0.25)
+    for exponent in range(4):
+        assert sharpest_distribution({"w": Power()}, {"w": 2**exponent})["w"] == (exponent, 0.25)
 
 
 def test_real_variables_alone_have_no_certainty():
