@@ -264,8 +264,8 @@ class ASNG(Optimizer):
         return asng_init(self._family, theta, self._delta_init, self._max_beta)
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> ASNGState:
-        bounds = self._delta_init, self._delta_max, active, self._max_beta, self._fixed_delta
-        return asng_update(self._family, self._state, x, losses, self._alpha, *bounds)
+        settings = self._delta_init, self._delta_max, active, self._max_beta, self._fixed_delta
+        return asng_update(self._family, self._state, x, losses, self._alpha, *settings)
 
     def _impossible_part(self, state: ASNGState) -> str | None:
         min_divisor = 1.0 if self._fixed_delta else self._delta_init / (self._family.root_dimension * self._max_beta)
