@@ -44,7 +44,8 @@ class Arithmetic:
     def __rtruediv__(self, other: Any) -> "Size":
         return _combine("/", other, self)
 
-    __radd__, __rmul__ = __add__, __mul__
+    __radd__ = __add__
+    __rmul__ = __mul__
 
     def __mod__(self, other: Any) -> Any:  # as torch's convolutions compute
         raise ValueError(

@@ -111,6 +111,9 @@ class FactorizedReduce(nn.Module):
     column further. Called with `relu=True`, it rectifies the maps.
     """
 
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d
+
     def __init__(self, inputs: int, outputs: int, affine: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(2 * inputs, outputs, 1, groups=2, bias=False)

@@ -41,6 +41,14 @@ class Cell(nn.Module):
     no node looks at may be None.
     """
 
+    entries: nn.ModuleList
+    operations: nn.ModuleList
+    join: nn.Conv2d
+    norm: nn.Module
+    paths: list[list[tuple[int, int]]]
+    inputs: list[int]
+    ends: list[int]
+    sum: PathSum
     drop_path: Tensor
 
     def __init__(
@@ -72,6 +80,9 @@ class Cell(nn.Module):
 class FromSource(nn.Module):
     """One of the states of a cell, through one of several operations."""
 
+    source: int
+    operation: nas.OneOf
+
     def __init__(self, source: int, operation: nas.OneOf) -> None:
         super().__init__()
         self.source, self.operation = source, operation
@@ -91,6 +102,11 @@ class SharedCell(nas.Searchable):
     wide as the second. `reduces`: the paths from both inputs have a stride of 2.
     """
 
+    inputs: tuple[int, int]
+    entries: nn.ModuleList
+    slots: nn.ModuleList
+    join: nn.Conv2d
+    norm: nn.BatchNorm2d
     node_sources: Tensor
 
     def __init__(
@@ -185,6 +201,12 @@ class Net(nn.Module):
     >>> net(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
+
+    stem: nn.Sequential
+    cells: nn.ModuleList
+    reduction_indices: tuple[int, int]
+    auxiliary: nn.Sequential | None
+    classifier: nn.Linear
 
     def __init__(self, channels: int = 16, cells: int = 8, *, affine: bool = False, auxiliary: bool = False) -> None:
         super().__init__()

@@ -47,6 +47,11 @@ class Net(nas.Searchable):
     )
     """
 
+    decisions: nn.ModuleList
+    encoder: nn.ModuleList
+    decoder: nn.ModuleList
+    last: nas.ConvTranspose2d
+
     def __init__(self, space: Variables, size: tuple[int, int] = SIZE) -> None:
         super().__init__()
         self.size = size
@@ -129,6 +134,10 @@ class Autoencoder(nn.Module):
     Layers with stride 1 have a skip connection to their mirror image. Other sizes run too, but then
     a layer that halves a side of 1, to 1, is not left out.
     """
+
+    encoder: nn.ModuleList
+    decoder: nn.ModuleList
+    last: nn.Module
 
     def __init__(self, encoder: Sequence[nn.Module], decoder: Sequence[nn.Module], last: nn.Module) -> None:
         super().__init__()
