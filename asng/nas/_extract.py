@@ -17,7 +17,7 @@ from asng.nas._checks import MODULE_ATTRIBUTES, objects_in, unregistered_modules
 from asng.nas._preserve import forbid_changes, is_from_asng, label_of, preserve_rng, user_modules
 from asng.nas._ties import Ties
 from asng.nas.decisions import Decision, Searchable
-from asng.nas.layers._base import Build, ElasticLayer, current_build, hooks_of, own_hooks
+from asng.nas.layers._base import Build, ElasticLayer, current_build, has_own_hooks
 
 if TYPE_CHECKING:
     from asng.nas.supernet import Supernet
@@ -137,7 +137,7 @@ class StaticBuild:
         if not isinstance(module, Searchable):
             return unwrap(module)
         from_asng = is_from_asng(type(module).build_static)
-        is_hooked, is_patched = any(map(own_hooks, hooks_of(module))), _has_patched_forward(module)
+        own = _own_code(module)  # before build_static() runs, which may hook it
         token = current_build.set(self._views if from_asng else self._copies)
         try:
             with nullcontext() if from_asng else self.supernet.preserve_selection():
@@ -148,12 +148,10 @@ class StaticBuild:
             label = label_of(module, self._original)
             raise TypeError(f"build_static() of {label} must return a module, its replacement, got {static!r}")
         self._adopt(module, static)
-        if (is_hooked or is_patched) and static is not module:
+        if own and static is not module:
             raise ValueError(
-                f"{label_of(module, self._original)} has {'a forward hook' if is_hooked else 'a forward of its own'}, "
-                f"which its replacement {type(static).__name__} would not have; "
-                f"{'register it on' if is_hooked else 'put it into'} the surrounding module, or remove it first, by "
-                f"{'its handle' if is_hooked else 'del module.forward'}"
+                f"{label_of(module, self._original)} has a {own[0]}, which its replacement "
+                f"{type(static).__name__} would not have; {own[1]}"
             )
         if not from_asng:
             active = self.supernet.active_modules(root=module)
@@ -218,6 +216,15 @@ def walk(
             seen.add(module)
             yield module
             waiting.extend(reversed(children(module)))
+
+
+def _own_code(module: nn.Module) -> tuple[str, str] | None:
+    """What a module runs besides the code of its class, and what to do about it."""
+    if has_own_hooks(module):
+        return "forward hook", "register it on the surrounding module, or remove it first"
+    if _has_patched_forward(module):
+        return "forward of its own", "put it into the surrounding module, or del module.forward first"
+    return None
 
 
 def _has_patched_forward(module: nn.Module) -> bool:

@@ -33,9 +33,9 @@ def prepare_tensors(model: nn.Module, other_weights: Sequence[Tensor], saved: Ma
     check_shapes({**saved["model"], **given}, {**state, **weights})
     copies = {name: torch.empty_like(weight).copy_(given[name]) for name, weight in weights.items()}
     # Buffers may have another shape or dtype by now, as caches that grow, or not have been there at the start.
-    made = {name: tensor.detach().clone() for name, tensor in there.items() if name not in weights}
-    moved = {name: tensor.to(buffers.get(name, tensor).device) for name, tensor in made.items()}
-    owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in moved}  # raises for another model's
+    others = {name: tensor for name, tensor in there.items() if name not in weights}
+    made = {name: tensor.clone().to(buffers.get(name, tensor).device) for name, tensor in others.items()}
+    owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in made}  # raises for another model's
     takes_strict = "strict" in signature(model.load_state_dict).parameters  # a model's own one may not
     options = {"strict": False} if takes_strict else {}  # what is left out is loaded below, and the rest is checked
 
@@ -44,7 +44,7 @@ def prepare_tensors(model: nn.Module, other_weights: Sequence[Tensor], saved: Ma
         with torch.no_grad():
             for name, tensor in copies.items():
                 mine[name].copy_(tensor)
-        for name, tensor in moved.items():
+        for name, tensor in made.items():
             _set_buffer(model, buffers.get(name), owners[name], name.rpartition(".")[2], tensor)
 
     return load

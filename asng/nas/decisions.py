@@ -223,15 +223,12 @@ def _take_modules(modules: Any, purpose: str, cure: str) -> list[nn.Module]:
     try:
         iter(modules)
     except TypeError:  # also an array without axes
-        inside = next((name for name, m in _children(modules) if isinstance(m, (nn.ModuleList, nn.Sequential))), "")
-        found = f", such as {inside} of it" if inside else ""
-        raise ValueError(f"{purpose}, got {shorten(modules)}; {cure}{found}") from None
+        parts = modules.named_children() if isinstance(modules, nn.Module) else ()
+        lists = [name for name, part in parts if isinstance(part, (nn.ModuleList, nn.Sequential))]
+        hint = f", such as {lists[0]} of it" if lists else ""
+        raise ValueError(f"{purpose}, got {shorten(modules)}; {cure}{hint}") from None
     _check_container(modules, purpose)
     return take_list(modules, f"{purpose}, but they", MAX_MODULES)
-
-
-def _children(modules: Any) -> Iterable[tuple[str, nn.Module]]:
-    return modules.named_children() if isinstance(modules, nn.Module) else ()
 
 
 def _check_container(modules: Any, purpose: str) -> None:
@@ -242,7 +239,7 @@ def _check_container(modules: Any, purpose: str) -> None:
     found = ""
     if kind.forward not in CONTAINERS or "forward" in vars(modules):
         found = "a forward of its own"
-    elif modules._forward_hooks or modules._forward_pre_hooks or modules._backward_hooks:
+    elif modules._forward_hooks or modules._forward_pre_hooks or modules._backward_hooks or modules._backward_pre_hooks:
         found = "a hook"
     elif own := [name for name, held in (modules._parameters | modules._buffers).items() if held is not None]:
         found = f"a tensor of its own, {own[0]}"

@@ -331,7 +331,7 @@ class WeightUpdate:
 
     @torch.no_grad()
     def build(self, low_dtype: torch.dtype | None = None, ids: Container[int] = ()) -> None:
-        """Build it anew, for passes with copies in lower precision of some parameters, named by their ids."""
+        """Make the flat tensors; passes then run with copies, in `low_dtype`, of the parameters with these ids."""
         self.groups: list[FlatGroup] = []
         self._rules, self.weights = [], []  # frees what they hold
         optimizer = self._optimizer

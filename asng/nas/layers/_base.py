@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from inspect import signature
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -61,17 +62,15 @@ def has_own_forward(kind: Any) -> bool:
     return kind.forward is not layer.forward
 
 
-def own_hooks(hooks: Mapping[int, Any]) -> list[Any]:
-    """The hooks of the user: not asng's, nor those by which torch's weight_norm and pruning compute weights."""
-    return [hook for hook in hooks.values() if not type(hook).__module__.startswith(("torch.nn.utils.", "asng."))]
+def is_own_hook(hook: Any) -> bool:
+    """True for a hook of the user: not asng's, nor one by which torch's weight_norm or pruning computes weights."""
+    return not type(hook).__module__.startswith(("torch.nn.utils.", "asng."))
 
 
-def hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
-    return module._forward_hooks, module._forward_pre_hooks
-
-
-def backward_hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
-    return module._backward_hooks, module._backward_pre_hooks
+def has_own_hooks(module: nn.Module, direction: str = "forward") -> bool:
+    """True if the user hooked a module; the direction is "forward" or "backward"."""
+    hooks = (getattr(module, f"_{direction}{when}_hooks").values() for when in ("", "_pre"))
+    return any(map(is_own_hook, chain.from_iterable(hooks)))
 
 
 def _own_method(layer: nn.Module, torch_layer: Any) -> tuple[str, str] | None:
@@ -267,8 +266,8 @@ class ElasticLayer(Searchable):
                 f"{kind.__name__} has a {own[0]} method of its own, which nas.{type(self).__name__} would not have; "
                 f"{cure if own[1] == 'class' else f'it was set on this layer: del layer.{own[0]}'}"
             )
-        for direction, hooks in (("forward", hooks_of(layer)), ("backward", backward_hooks_of(layer))):
-            if any(map(own_hooks, hooks)):
+        for direction in ("forward", "backward"):
+            if has_own_hooks(layer, direction):
                 raise ValueError(
                     f"{shown} has a {direction} hook, which nas.{type(self).__name__} would not have; remove it first, "
                     "or hook the surrounding module"
@@ -334,8 +333,9 @@ class ElasticLayer(Searchable):
             TypeError: `active_tensors` has other names or shapes than the torch layer.
         """
         self._check_static(in_channels)
-        computed = self._any_size is not None or self._forward_pre_hooks or _parametrizations(self)
-        with self._prepare(in_channels) if computed else nullcontext():
+        parts = _parametrizations(self)
+        computed = self._any_size is not None or self._forward_pre_hooks or parts
+        with self._prepare(in_channels, parts) if computed else nullcontext():
             static, tensors = build_on_meta(self.torch_layer, **self.static_settings()), self.active_tensors()
         self._check_tensors(static, tensors)
         build = current_build.get()
@@ -371,17 +371,17 @@ class ElasticLayer(Searchable):
             )
 
     @contextmanager
-    def _prepare(self, in_channels: int | None) -> Iterator[None]:
-        """Set the size of the input, and the weights that torch's hooks compute as the layer runs; restore both."""
+    def _prepare(self, in_channels: int | None, parts: list[nn.Module]) -> Iterator[None]:
+        """Set the size of the input, and the weights that hooks and `parts` compute as the layer runs; restore both."""
         attributes, last_seen = dict(self.__dict__), getattr(self._any_size, "last_seen", None)
-        modes = {module: module.training for module in _parametrizations(self)}
+        modes = {module: module.training for module in parts}
         if self._any_size is not None:
             self._any_size.last_seen = in_channels
         for module in (self, *modes):
             module.__dict__["training"] = False  # in which hooks and parametrizations write no buffers
         try:
             for hook in self._forward_pre_hooks.values():
-                if not own_hooks({0: hook}):
+                if not is_own_hook(hook):
                     hook(self, ())
             yield
         finally:
