@@ -19,6 +19,7 @@ from asng._untrusted import mismatch
 from asng._values import copy_values, is_hashable
 from asng._variable import Variable, stable_repr
 from asng._violations import FEASIBLE, Violation, rank_losses
+from asng.space import family_of
 
 Limits = Sequence[Callable[[dict[str, Any]], Any]]
 ELITES, ELITE_AGE = 1, 20  # how many of the best of the last populations are ranked with the next one
@@ -29,6 +30,7 @@ MAX_FAILED_POPULATIONS = 5  # in a row
 MAX_STALE = 10  # populations in a row that bring nothing new
 MAX_INFEASIBLE = 1000  # populations in a row without an evaluation, some of them infeasible
 CONCENTRATED = 0.2  # of the most concentrated distribution, the distance that counts as having reached it
+ENOUGH = 0.1  # of the smallest standard deviations of reals under noise, where there are other variables
 SETTLED_EVALUATIONS = 10  # per variable, at the most concentrated distribution, besides MAX_STALE populations
 
 
@@ -128,6 +130,8 @@ class BlackBox:
             for (name, variable), values in zip(space.items(), listed, strict=True)
             if variable.range() is None and (values is None or not is_hashable(values))
         ]
+        is_real = [getattr(variable.marginal(), "is_real", False) for variable in space.values()]
+        self._enough = ENOUGH if any(is_real) and not all(is_real) and not noisy else 0.0
         is_listable = not noisy and all(values is not None for values in listed)
         self._n_values = math.prod(len(values or ()) for values in listed) if is_listable else math.inf
         self._losses: dict[Hashable, tuple[float, int]] = {}  # the sum of those of equal values, and their number
@@ -316,17 +320,28 @@ class BlackBox:
         self._started_before = started
         improved = self._best is not None and self._best >= self._told_before
         self._told_before = len(self.history)
-        step = 1 if self._is_concentrated() else -1  # noise drives the distribution away now and then
-        self._settled = 0 if improved else max(0, self._settled + step)
+        # Where all losses are equal nothing is learned, and reals become no narrower. Beside other variables restarts
+        # find more than further digits of the reals, in as many evaluations.
+        is_flat = len({(each.loss, each.violation) for each in self._judged}) == 1
+        is_concentrated = self._is_concentrated(1.0 if is_flat else self._enough)
+        step = 1 if is_concentrated else -1  # noise drives the distribution away now and then
+        is_reset = improved and not (is_concentrated and self._enough)
+        self._settled = 0 if is_reset else max(0, self._settled + step)
         self._judged = []
 
-    def _is_concentrated(self) -> bool:
-        """Whether the distribution is as narrow as it may become; False for a family of the user's own."""
+    def _is_concentrated(self, real_std: float) -> bool:
+        """Whether the distribution is as narrow as it may become, or reals as `family_of` has them with `real_std`.
+
+        False for a family of the user's own.
+        """
         optimizer, family = self.optimizer, self.optimizer._family
         if optimizer._has_custom_family:
             return False
-        narrowest = family.project(family.statistics(family.mode(optimizer.theta)))
-        distance = np.linalg.norm(family.whiten(narrowest, optimizer.theta - narrowest))
+        if real_std > optimizer._real_std:
+            family = family_of(self._variables, mode_prob=optimizer._mode_prob, real_std=real_std)
+        theta = family.project(optimizer.theta)
+        narrowest = family.project(family.statistics(family.mode(theta)))
+        distance = np.linalg.norm(family.whiten(narrowest, theta - narrowest))
         return bool(distance <= CONCENTRATED * family.root_dimension)
 
     def _start_over(self) -> None:

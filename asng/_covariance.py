@@ -18,7 +18,9 @@ ALPHA, NOISY_ALPHA = 1.1, 1.5  # of ASNG: steps of choices are longer where no n
 INITIAL_SPREAD, NOISY_SPREAD = 0.3, 0.2  # standard deviations to start with, as shares of half the range
 MEAN_RATE, NOISY_MEAN_RATE = 1.0, 0.5  # of CMA-ES: shorter steps of the mean average noise over more populations
 BEYOND = 0.5  # standard deviations that draws lie beyond a bound at most
-MIN_EIGENVALUE = 1e-12  # of correlations
+SHIFT = 0.5  # standard deviations from a mean at a bound to the middle of its draws, beyond the bound
+REAL_STD = 1e-3  # of the smallest standard deviations of reals, where losses have no noise
+MIN_EIGENVALUE = 1e-14  # of the largest variance
 MAX_SKEW = 1e-9  # of correlations, which are stored twice: how far both may drift apart by rounding
 MAX_BETA = 1 / 6  # where there are numbers
 MODE_PROB = 0.73  # of all choices together, as in CatCMA: numbers learn little from candidates with other choices
@@ -27,15 +29,18 @@ NOISY_SHARE, MAX_NOISY_SIZE = 40, 1000  # a population of noisy losses is this s
 
 
 class CovarianceState(NamedTuple):
-    """The state besides the random generator; the diagonal of the covariance is also in theta."""
+    """The state besides the random generator; the diagonal of the covariance is also in theta, in units of raw draws.
+
+    Of the other units: an integer of a wide range varies so much more than a real that float64 could not hold both.
+    """
 
     theta: Array  # of choices and numbers
     path: Array  # of choices, as in ASNGState
     gamma: float
     divisor: float
-    covariance: Array  # of numbers (n, n)
+    covariance: Array  # of numbers, in units of half their range (n, n)
     sigma_path: Array  # of steps of the mean, whitened (n,)
-    covariance_path: Array  # of steps of the mean (n,)
+    covariance_path: Array  # of steps of the mean, in units of half the range (n,)
 
 
 class Rates(NamedTuple):
@@ -118,6 +123,7 @@ class CovarianceASNG(Optimizer):
 
     def __init__(self, space: Mapping[str, Variable], *, noisy: bool = False, **settings: Any) -> None:
         self._alpha, self._initial_spread, self._mean_rate = ALPHA, INITIAL_SPREAD, MEAN_RATE
+        self._real_std = 1.0 if noisy else REAL_STD
         if noisy:
             self._alpha, self._initial_spread, self._mean_rate = NOISY_ALPHA, NOISY_SPREAD, NOISY_MEAN_RATE
         super().__init__(space, **settings)
@@ -139,14 +145,21 @@ class CovarianceASNG(Optimizer):
         if self._choices is not None:
             _, path, gamma, divisor = asng_init(self._choices[0], theta[self._choices[2]], DELTA_INIT)
         n = len(mean)
-        return CovarianceState(theta, path, gamma, divisor, np.diag(var), np.zeros(n), np.zeros(n))
+        return CovarianceState(theta, path, gamma, divisor, np.diag(var / normal._var_max), np.zeros(n), np.zeros(n))
 
     def _sample(self, n: int, generator: np.random.Generator) -> Array:
-        x = super()._sample(n, generator)
-        mean, var = self._normal._mean_and_var(self._state.theta[self._own])
-        white = (x[:, self._columns] - mean) / np.sqrt(var)
+        x, normal = super()._sample(n, generator), self._normal
+        mean, var = normal._mean_and_var(self._state.theta[self._own])
+        std, half = np.sqrt(var), np.sqrt(normal._var_max)
+        white = (x[:, self._columns] - mean) / std
         values, vectors = decompose(self._state.covariance)
-        x[:, self._columns] = mean + white @ ((vectors * np.sqrt(values)) @ vectors.T)
+        # A mean at a bound draws around a point beyond it. Else half of the values would be off the bound in each such
+        # number, and with several of them almost all candidates would lose by that, whatever their other values are.
+        side = np.where(mean >= normal._high, 1.0, 0.0) - np.where(mean <= normal._low, 1.0, 0.0)
+        beyond = (
+            SHIFT * side * (std - np.sqrt(normal._var_min))
+        )  # 0 at the end, as the next integer has to be drawn, too
+        x[:, self._columns] = mean + beyond + white @ ((vectors * np.sqrt(values)) @ vectors.T) * half
         return x
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> CovarianceState:
@@ -169,9 +182,9 @@ class CovarianceASNG(Optimizer):
             y *= active[:, self._columns]
         rates = rates_of(len(mean), len(losses))
         weights = rank_weights(rates.weights, finite)
-        step = np.clip(np.maximum(weights, 0) @ y, low, high)
-        state = cma_update(state, step, y, weights, rates)
-        mean, var = mean + self._mean_rate * step, np.diagonal(state.covariance)
+        step, half = np.clip(np.maximum(weights, 0) @ y, low, high), np.sqrt(self._normal._var_max)
+        state = cma_update(state, step / half, y / half, weights, rates)
+        mean, var = mean + self._mean_rate * step, np.diagonal(state.covariance) * self._normal._var_max
         theta[self._own] = self._normal.project(np.concatenate((mean, mean * mean + var)))
         scale = np.sqrt(self._normal._mean_and_var(theta[self._own])[1] / var)  # the bounds of standard deviations
         covariance = state.covariance * scale * scale[:, None]
@@ -181,9 +194,11 @@ class CovarianceASNG(Optimizer):
         return state._replace(path=choices.path, gamma=choices.gamma, divisor=choices.divisor)
 
     def _impossible_part(self, state: CovarianceState) -> str | None:
-        _, var = self._normal._mean_and_var(state.theta[self._own])
-        is_covariance = np.allclose(np.diagonal(state.covariance), var, rtol=1e-6) and skew_of(state.covariance) < 1e-3
-        return None if is_covariance else "covariance"
+        mean, var = self._normal._mean_and_var(state.theta[self._own])
+        rounding = 1e-15 * mean * mean  # of E[x^2] in theta
+        diagonal = np.diagonal(state.covariance) * self._normal._var_max
+        is_diagonal = bool((np.abs(diagonal - var) <= 1e-6 * var + rounding).all())
+        return None if is_diagonal and skew_of(state.covariance) < 1e-3 else "covariance"
 
 
 def skew_of(covariance: Array) -> float:
@@ -194,9 +209,8 @@ def skew_of(covariance: Array) -> float:
 
 def decompose(covariance: Array) -> tuple[Array, Array]:
     """Eigenvalues and eigenvectors; of correlations too close to one, nearby ones."""
-    std = np.sqrt(np.diagonal(covariance))
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
-    return np.maximum(values, MIN_EIGENVALUE * float(std.max()) ** 2), vectors
+    return np.maximum(values, MIN_EIGENVALUE * float(np.diagonal(covariance).max())), vectors
 
 
 def black_box_optimizer(space: Mapping[str, Variable], *, noisy: bool = False, **settings: Any) -> Optimizer:

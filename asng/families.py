@@ -64,15 +64,17 @@ class Bounds(NamedTuple):
     Attributes:
         low, high: Bounds of the mean, in the units of raw draws.
         std_min: The smallest standard deviation, in the same units.
+        is_real: Whether every draw is another value, so that smaller standard deviations locate it more exactly.
 
     >>> import asng
     >>> asng.Integer(1, 9).marginal()
-    Bounds(low=1, high=9, std_min=0.25)
+    Bounds(low=1, high=9, std_min=0.25, is_real=False)
     """
 
     low: float
     high: float
     std_min: float
+    is_real: bool = False
 
 
 class Family(ABC):

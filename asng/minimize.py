@@ -20,7 +20,7 @@ from asng._progress import Progress, delayed_progress_bar
 from asng._signals import sigterm_as_interrupt
 from asng.space import Variable
 
-FORMAT = "asng minimize 5"
+FORMAT = "asng minimize 6"
 MAX_SHOWN = 6  # values in a text
 MAX_WARNED = 3  # kinds of errors
 NUMBER = re.compile(r"0x[0-9a-f]+|-?[0-9][-+.0-9e]*")  # errors of one reason differ in sizes, losses, addresses

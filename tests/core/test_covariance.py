@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -160,8 +161,52 @@ def test_spreads_stay_within_their_bounds():
             stds = {name: normal.std for name, normal in optimizer.distribution().items()}
             assert 0.25 - 1e-9 <= stds["bit"] <= 0.5 + 1e-9
             assert 0.25 - 1e-9 <= stds["n"] <= 10 + 1e-9
-            assert 0.01 - 1e-9 <= stds["x"] <= 5 + 1e-9
+            assert 1e-5 - 1e-9 <= stds["x"] <= 5 + 1e-9
     assert optimizer.mode()["n"] == 3
+
+
+@pytest.mark.parametrize(
+    ("space", "noisy", "share"),
+    [(reals(2), False, 1e-6), (reals(2), True, 1e-3), (reals(2) | {"n": Integer(0, 9)}, False, 1e-6)],
+    ids=["reals", "noise", "beside an integer"],
+)
+def test_reals_are_located_to_a_millionth_of_their_range_and_under_noise_to_a_thousandth(space, noisy, share):
+    optimizer = CovarianceASNG(space, noisy=noisy, population_size=8, seed=0)
+    run(optimizer, 400, lambda values: sum((values[name] - 0.3) ** 2 for name in reals(2)))
+    spreads = [optimizer.distribution()[name].std for name in reals(2)]
+    low, high = reals(2)["x0"].range()
+    assert spreads == pytest.approx([share * (high - low)] * 2, rel=0.1)
+
+
+def test_a_mean_at_a_bound_draws_around_a_point_beyond_it():
+    space = {"x": Real(-5, 5), "y": Real(-5, 5), "n": Integer(0, 7)}
+    initial = {"x": (5, 1), "y": (-5, 1), "n": (7, 0.25)}
+    optimizer = CovarianceASNG(space, initial=initial, population_size=6, seed=0)
+    drawn = [candidate.values for candidate in optimizer.ask(20_000)]
+    assert np.mean([values["x"] == 5 for values in drawn]) == pytest.approx(NormalDist().cdf(0.5), abs=0.01)
+    assert np.mean([values["y"] == -5 for values in drawn]) == pytest.approx(NormalDist().cdf(0.5), abs=0.01)
+    assert np.mean([values["n"] == 6 for values in drawn]) == pytest.approx(NormalDist().cdf(-2), abs=0.005)
+
+
+def test_the_corner_of_a_steep_slope_is_found():
+    steepness = {f"x{i}": (-1) ** i * 3.0**i for i in range(5)}
+    losses = [
+        minimize(
+            lambda values: sum(abs(slope) + slope * values[name] for name, slope in steepness.items()),
+            {name: Real(-1, 1) for name in steepness},
+            evaluations=500,
+            seed=seed,
+            progress=False,
+        ).loss
+        for seed in range(20)
+    ]
+    assert losses.count(0) >= 15
+
+
+def test_numbers_of_very_different_ranges_are_searched_together():
+    space = {"n": Integer(0, 100_000)} | {f"x{i}": Real(0, 1) for i in range(4)}
+    loss = lambda v: (v["n"] / 1e5 - 0.7) ** 2 + sum((v[f"x{i}"] - 0.3) ** 2 * 100**i for i in range(4))  # noqa: E731
+    assert minimize(loss, space, evaluations=2000, seed=0, restarts=0, progress=False).loss < 1e-5
 
 
 def test_a_slope_to_the_bounds_does_not_widen_the_distribution():

@@ -27,6 +27,25 @@ def test_convergence_ends_the_search():
     assert abs(result.mode["x"] - 0.3) < 0.01
 
 
+def test_beside_other_variables_restarts_do_not_wait_for_the_last_digits_of_reals():
+    loss = lambda values: sum((x - 0.3) ** 2 for x in values.values())  # noqa: E731
+    reals = {"x": Real(-1, 1), "y": Real(-1, 1)}
+    alone, beside = (
+        minimize(loss, space, evaluations=5000, seed=0, restarts=0) for space in (reals, {**reals, "n": Integer(0, 3)})
+    )
+    assert (alone.stopped, beside.stopped) == ("converged", "converged")
+    assert alone.optimizer.distribution()["x"].std < 3e-6
+    assert 3e-6 < beside.optimizer.distribution()["x"].std < 3e-4
+
+
+def test_losses_that_are_equal_all_around_end_it_before_reals_are_as_narrow_as_possible():
+    """As of functions that round: nothing is learned there, so the distribution would never become narrower."""
+    loss = lambda values: round(sum((x - 0.3) ** 2 for x in values.values()), 7)  # noqa: E731
+    result = minimize(loss, {"x": Real(-1, 1), "y": Real(-1, 1)}, evaluations=5000, seed=0, restarts=0)
+    assert (result.stopped, result.loss) == ("converged", 0)
+    assert 2e-6 < result.optimizer.distribution()["x"].std < 2e-3
+
+
 def test_convergence_ends_a_noisy_search_of_choices():
     generator = np.random.default_rng(0)
     f = lambda values: sum(value != "a" for value in values.values()) + generator.normal()  # noqa: E731
