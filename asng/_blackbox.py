@@ -15,11 +15,11 @@ from asng._covariance import CovarianceASNG, black_box_optimizer, default_popula
 from asng._decoding import Space
 from asng._evaluation import CallResult
 from asng._ragged import Array
+from asng._stopping import StoppingRule
 from asng._untrusted import mismatch
 from asng._values import copy_values, is_hashable
 from asng._variable import Variable, stable_repr
 from asng._violations import FEASIBLE, Violation, rank_losses
-from asng.space import family_of
 
 Limits = Sequence[Callable[[dict[str, Any]], Any]]
 ELITES, ELITE_AGE = 1, 20  # how many of the best of the last populations are ranked with the next one
@@ -27,11 +27,6 @@ NOISY_ELITES, NOISY_ELITE_AGE = 2, 5  # the same where losses are noisy
 MAX_RESTART_SIZE = 1000  # the population of restarts: doubled without end, it would only draw
 MAX_LISTED = 10_000  # values of a space that is evaluated as a whole, if evaluations allow
 MAX_FAILED_POPULATIONS = 5  # in a row
-MAX_STALE = 10  # populations in a row that bring nothing new
-MAX_INFEASIBLE = 1000  # populations in a row without an evaluation, some of them infeasible
-CONCENTRATED = 0.2  # of the most concentrated distribution, the distance that counts as having reached it
-ENOUGH = 0.1  # of the smallest standard deviations of reals under noise, where there are other variables
-SETTLED_EVALUATIONS = 10  # per variable, at the most concentrated distribution, besides MAX_STALE populations
 
 
 class Evaluation(NamedTuple):
@@ -80,9 +75,9 @@ class SavedState(TypedDict):
     history: list[tuple[list[float], int, float | None, str, list[str] | None]]
     queue: list[list[float]]
     judged: list[tuple[list[float], float | None, tuple[int, float | None]]]
-    counters: tuple[int, int, int]
+    stopping: tuple[int, int, int, int, int]
     is_listing: bool
-    before: tuple[int, int, int]
+    first: int
 
 
 class BlackBox:
@@ -130,8 +125,6 @@ class BlackBox:
             for (name, variable), values in zip(space.items(), listed, strict=True)
             if variable.range() is None and (values is None or not is_hashable(values))
         ]
-        is_real = [getattr(variable.marginal(), "is_real", False) for variable in space.values()]
-        self._enough = ENOUGH if any(is_real) and not all(is_real) and not noisy else 0.0
         is_listable = not noisy and all(values is not None for values in listed)
         self._n_values = math.prod(len(values or ()) for values in listed) if is_listable else math.inf
         self._losses: dict[Hashable, tuple[float, int]] = {}  # the sum of those of equal values, and their number
@@ -147,8 +140,7 @@ class BlackBox:
         self.trials: dict[Trial, list[Candidate]] = {}  # in flight, with candidates of the same values
         self._judged: list[Judged] = []
         self._elites, self._elite_age = elites_of(self.optimizer, noisy)
-        self._stale = self._barren = self._settled = 0
-        self._started_before = self._told_before = 0  # evaluations started and ended at the last tell
+        self._stopping = StoppingRule(space, noisy=self._noisy)
         self._first = 0  # evaluations before the last restart
         self._is_listing = False  # whether the queue holds all values that are left
         self.is_whole = True  # False in the middle of a change
@@ -191,12 +183,7 @@ class BlackBox:
         """Why nothing is left to evaluate, or an empty text."""
         if self._is_listing:
             return "" if self._queue else "nothing new"
-        patience = MAX_STALE + math.ceil(SETTLED_EVALUATIONS * len(self._variables) / self.optimizer.population_size)
-        if self._stale >= MAX_STALE or len(self._losses) >= self._n_values:
-            return "nothing new"
-        if self._barren >= MAX_INFEASIBLE:
-            return "infeasible"
-        return "converged" if self._settled >= patience else ""
+        return "nothing new" if len(self._losses) >= self._n_values else self._stopping.reason(self.optimizer)
 
     @property
     def failures(self) -> int:
@@ -280,7 +267,14 @@ class BlackBox:
         self._judged.append(Judged(x, loss, violation, key))
         if len(self._judged) >= self.optimizer.population_size:
             self._tell()
-            self._count()
+            self._stopping.count(
+                self.optimizer,
+                losses=[(each.loss, each.violation) for each in self._judged],
+                started=len(self.history) + len(self.trials),
+                ended=len(self.history),
+                best=self._best,
+            )
+            self._judged = []
             is_left = len(self._losses) < self._n_values
             if self.end_reason and is_left and len(self.optimizers) <= self._restarts:
                 self._start_over()
@@ -309,41 +303,6 @@ class BlackBox:
         total, count = self._losses[key]
         return total / count
 
-    def _count(self) -> None:
-        """Count populations in a row without anything new, and those of a distribution that cannot narrow further."""
-        started = len(self.history) + len(self.trials)
-        if started > self._started_before:
-            self._stale = self._barren = 0
-        else:
-            self._barren += 1
-            self._stale += all(each.violation == FEASIBLE for each in self._judged)
-        self._started_before = started
-        improved = self._best is not None and self._best >= self._told_before
-        self._told_before = len(self.history)
-        # Where all losses are equal nothing is learned, and reals become no narrower. Beside other variables restarts
-        # find more than further digits of the reals, in as many evaluations.
-        is_flat = len({(each.loss, each.violation) for each in self._judged}) == 1
-        is_concentrated = self._is_concentrated(1.0 if is_flat else self._enough)
-        step = 1 if is_concentrated else -1  # noise drives the distribution away now and then
-        is_reset = improved and not (is_concentrated and self._enough)
-        self._settled = 0 if is_reset else max(0, self._settled + step)
-        self._judged = []
-
-    def _is_concentrated(self, real_std: float) -> bool:
-        """Whether the distribution is as narrow as it may become, or reals as `family_of` has them with `real_std`.
-
-        False for a family of the user's own.
-        """
-        optimizer, family = self.optimizer, self.optimizer._family
-        if optimizer._has_custom_family:
-            return False
-        if real_std > optimizer._real_std:
-            family = family_of(self._variables, mode_prob=optimizer._mode_prob, real_std=real_std)
-        theta = family.project(optimizer.theta)
-        narrowest = family.project(family.statistics(family.mode(theta)))
-        distance = np.linalg.norm(family.whiten(narrowest, theta - narrowest))
-        return bool(distance <= CONCENTRATED * family.root_dimension)
-
     def _start_over(self) -> None:
         """Restart, or queue the rest of a small space: all of it at the end, as no other restart would be new."""
         is_small = self._n_values <= MAX_LISTED and not self.optimizer._has_custom_family
@@ -356,7 +315,7 @@ class BlackBox:
             self.optimizers.append(self._make_optimizer(len(self.optimizers)))
             self._queue.clear()
             self._first = len(self.history)
-            self._stale = self._barren = self._settled = 0
+            self._stopping.restart()
 
     def _unknown_values(self) -> list[Candidate]:
         """Candidates of all values that were not evaluated, in random order."""
@@ -444,9 +403,9 @@ class BlackBox:
             "judged": [
                 [each.x.tolist(), _save_loss(each.loss), list(map(_save_loss, each.violation))] for each in self._judged
             ],
-            "counters": [self._stale, self._barren, self._settled],
+            "stopping": self._stopping.state(in_flight=len(self.trials)),
             "is_listing": self._is_listing,
-            "before": [self._started_before - len(self.trials), self._told_before, self._first],
+            "first": self._first,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -477,9 +436,8 @@ class BlackBox:
             candidate, violation = self._candidate(x), Violation(first, _load_loss(second))
             key = self._key(candidate) if violation == FEASIBLE else None
             self._judged.append(Judged(candidate.x, _load_loss(loss), violation, key))
-        self._stale, self._barren, self._settled = state["counters"]
-        self._is_listing = state["is_listing"]
-        self._started_before, self._told_before, self._first = state["before"]
+        self._stopping.load_state(state["stopping"])
+        self._is_listing, self._first = state["is_listing"], state["first"]
 
     def _active_names(self, key: Hashable) -> list[str] | None:
         return sorted(self._active[key]) if key in self._active else None

@@ -34,11 +34,11 @@ class Result(NamedTuple):
         loss: The lowest loss.
         mode: The most likely values at the end, which may be better if the losses are noisy, and may violate a limit.
         evaluations: The number of evaluations.
-        stopped: The reason: "evaluations" (all were made), "target", "converged" (the distribution has been as narrow
-            as possible for a while), "nothing new" (all values are known, or those of ten consecutive populations),
-            "infeasible" (a thousand populations without a new feasible candidate), "callback", "interrupted" (Ctrl-C,
-            SIGTERM or SIGHUP), "failures" (five consecutive populations failed; `noisy` does not raise this number of
-            evaluations) or "executor" (the executor broke).
+        stopped: The reason: "evaluations" (all were made), "target", "converged" (the distribution has been about as
+            narrow as possible for a while), "nothing new" (all values are known, or those of ten consecutive
+            populations), "infeasible" (a thousand populations without a new feasible candidate), "callback",
+            "interrupted" (Ctrl-C, SIGTERM or SIGHUP), "failures" (five consecutive populations failed; `noisy` does not
+            raise this number of evaluations) or "executor" (the executor broke).
         history: All evaluations, in the order in which they ended.
         optimizer: The optimizer; after restarts the one that found the lowest loss. It can continue.
 

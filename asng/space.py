@@ -203,8 +203,7 @@ class Real(Variable):
     """A real number in a range: a Gaussian draw, clipped. At first about a third of the draws are at the bounds.
 
     The standard deviation stays above a thousandth of the range, on the scale searched, so the mode is located to about
-    that. `minimize`, unless it is `noisy`, goes on to a tenth of this, and to a thousandth where all variables are
-    reals.
+    that; in `minimize`, unless it is `noisy`, above a millionth.
 
     Args:
         low, high: Bounds, both included.

@@ -14,7 +14,8 @@
     GA              pymoo's MixedVariableGA, all defaults
 
 "pbo" are functions of IOHprofiler's pseudo-Boolean suite (36 bits, of which seeds flip some), "mixint" those of COCO's
-bbob-mixint (10 variables, 8 of them integers; seeds go through the first 15 instances).
+bbob-mixint (10 variables, 8 of them integers; seeds go through the first 15 instances), "bbob" those of COCO's bbob
+(5 reals; the same instances).
 
 A method chooses values after its evaluations: nevergrad its recommendation, asng the mode of its distribution where
 losses are noisy, all others the values of the lowest loss they have seen. What counts is the loss of these values

@@ -128,19 +128,19 @@ def pseudo_boolean(function: int, bits: int, seed: int) -> Problem:
 
 
 @lru_cache(maxsize=2)
-def _suite(dimension: int) -> Any:
+def _suite(name: str, dimension: int) -> Any:
     import cocoex
 
-    return cocoex.Suite("bbob-mixint", "instances:1-30", f"dimensions:{dimension}")
+    return cocoex.Suite(name, "instances:1-30", f"dimensions:{dimension}")
 
 
-def mixed_integer(function: int, dimension: int, seed: int) -> Problem:
-    """A function of COCO's bbob-mixint suite; four fifths of the variables are integers.
+def coco(suite: str, dimension: int, function: int, seed: int) -> Problem:
+    """A function of one of COCO's suites; in bbob-mixint four fifths of the variables are integers, in bbob none.
 
     Seeds below 1000 have the instances 1 to 15, others those up to 30.
     """
     instance = 1 + seed % 15 + 15 * (seed >= 1000)
-    problem = _suite(dimension).get_problem_by_function_dimension_instance(function, dimension, instance)
+    problem = _suite(suite, dimension).get_problem_by_function_dimension_instance(function, dimension, instance)
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         problem._best_parameter("print")
         lowest = problem(np.loadtxt(folder + "/" + os.listdir(folder)[0]))
@@ -175,5 +175,8 @@ PROBLEMS: dict[str, tuple[Maker, int]] = {  # and evaluations
     "nasbench201": (lambda seed, data: nasbench201(data), 100),
     "nasbench201 long": (lambda seed, data: nasbench201(data), 300),
     **{f"pbo f{k}": (partial(lambda k, seed, data: pseudo_boolean(k, 36, seed), k), 500) for k in range(1, 26)},
-    **{f"mixint f{k}": (partial(lambda k, seed, data: mixed_integer(k, 10, seed), k), 2000) for k in range(1, 25)},
+    **{
+        f"mixint f{k}": (partial(lambda k, seed, data: coco("bbob-mixint", 10, k, seed), k), 2000) for k in range(1, 25)
+    },
+    **{f"bbob f{k}": (partial(lambda k, seed, data: coco("bbob", 5, k, seed), k), 1000) for k in range(1, 25)},
 }

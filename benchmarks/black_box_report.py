@@ -10,7 +10,7 @@ from black_box_problems import PROBLEMS
 
 Row = dict[str, Any]
 Group = dict[str, list[Row]]
-SUITES = ("pbo", "mixint")
+SUITES = ("pbo", "mixint", "bbob")
 WHOLE = 1000  # evaluations of a whole run, where a problem has more: on mixint asng alone had those
 TARGETS = (250, 500, 1000)  # evaluations of CatCMAwM whose median regret is a target
 
@@ -105,7 +105,8 @@ def _kind(problem: str) -> str:
         return "noisy losses"
     if problem.startswith(("onemax", "leadingones", "pbo")):
         return "20 choices or more"
-    return {"mixint": "bbob-mixint", "nasbench201": "NAS-Bench-201"}.get(problem.split()[0], "mixed and conditional")
+    kinds = {"mixint": "bbob-mixint", "bbob": "reals (bbob)", "nasbench201": "NAS-Bench-201"}
+    return kinds.get(problem.split()[0], "mixed and conditional")
 
 
 def _is_higher(own: list[float], others: list[float]) -> bool:

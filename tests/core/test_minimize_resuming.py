@@ -341,7 +341,7 @@ def forge(path, change):
         lambda state: state["history"][0].__setitem__(2, "low"),
         lambda state: state["history"][0].__setitem__(4, ["m"]),
         lambda state: state["history"][0].__setitem__(4, [3]),
-        lambda state: state.update(counters=["a", 0, 0]),
+        lambda state: state.update(stopping=["a", 0, 0, 0, 0]),
         lambda state: state.update(is_listing=1),
         lambda state: state.update(optimizers=[{}]),
         lambda state: state.update(optimizers=[], history=[]),
