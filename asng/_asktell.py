@@ -86,7 +86,7 @@ class Optimizer(ABC):
 
     _state: Any
     _mode_prob: ClassVar[float | None] = None  # of `CategoricalFamily`
-    _real_std: float = 1.0  # of `family_of`
+    _real_std_factor: float = 1.0  # of `family_of`; set before __init__
 
     def __init__(
         self,
@@ -98,7 +98,9 @@ class Optimizer(ABC):
         seed: Seed = None,
     ) -> None:
         self._space = Space(space)
-        self._family = family_of(space, mirrored=mirrored, mode_prob=self._mode_prob, real_std=self._real_std)
+        self._family = family_of(
+            space, mirrored=mirrored, mode_prob=self._mode_prob, real_std_factor=self._real_std_factor
+        )
         self._has_custom_family = any(isinstance(part, Family) for part in self._space.marginals)  # a user's own
         self._population_size = check_int(population_size, "population_size", min=2, max=MAX_CANDIDATES)
         self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": check_bool(mirrored, "mirrored")}

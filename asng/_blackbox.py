@@ -140,7 +140,7 @@ class BlackBox:
         self.trials: dict[Trial, list[Candidate]] = {}  # in flight, with candidates of the same values
         self._judged: list[Judged] = []
         self._elites, self._elite_age = elites_of(self.optimizer, noisy)
-        self._stopping = StoppingRule(space, noisy=self._noisy)
+        self._stopping = StoppingRule(space)
         self._first = 0  # evaluations before the last restart
         self._is_listing = False  # whether the queue holds all values that are left
         self.is_whole = True  # False in the middle of a change

@@ -19,7 +19,7 @@ INITIAL_SPREAD, NOISY_SPREAD = 0.3, 0.2  # standard deviations to start with, as
 MEAN_RATE, NOISY_MEAN_RATE = 1.0, 0.5  # of CMA-ES: shorter steps of the mean average noise over more populations
 BEYOND = 0.5  # standard deviations that draws lie beyond a bound at most
 SHIFT = 0.5  # standard deviations from a mean at a bound to the middle of its draws, beyond the bound
-REAL_STD = 1e-3  # of the smallest standard deviations of reals, where losses have no noise
+EXACT_STD_FACTOR = 1e-3  # of the smallest standard deviations of reals, where losses have no noise
 MIN_EIGENVALUE = 1e-14  # of the largest variance
 MAX_SKEW = 1e-9  # of correlations, which are stored twice: how far both may drift apart by rounding
 MAX_BETA = 1 / 6  # where there are numbers
@@ -29,9 +29,10 @@ NOISY_SHARE, MAX_NOISY_SIZE = 40, 1000  # a population of noisy losses is this s
 
 
 class CovarianceState(NamedTuple):
-    """The state besides the random generator; the diagonal of the covariance is also in theta, in units of raw draws.
+    """The state besides the random generator; the diagonal of the covariance is also in theta.
 
-    Of the other units: an integer of a wide range varies so much more than a real that float64 could not hold both.
+    The covariance is in units of half the ranges: in those of raw draws, as in theta, an integer of a wide range would
+    vary so much more than a real that float64 could not hold both in one matrix.
     """
 
     theta: Array  # of choices and numbers
@@ -123,7 +124,7 @@ class CovarianceASNG(Optimizer):
 
     def __init__(self, space: Mapping[str, Variable], *, noisy: bool = False, **settings: Any) -> None:
         self._alpha, self._initial_spread, self._mean_rate = ALPHA, INITIAL_SPREAD, MEAN_RATE
-        self._real_std = 1.0 if noisy else REAL_STD
+        self._real_std_factor = 1.0 if noisy else EXACT_STD_FACTOR
         if noisy:
             self._alpha, self._initial_spread, self._mean_rate = NOISY_ALPHA, NOISY_SPREAD, NOISY_MEAN_RATE
         super().__init__(space, **settings)
@@ -155,11 +156,10 @@ class CovarianceASNG(Optimizer):
         values, vectors = decompose(self._state.covariance)
         # A mean at a bound draws around a point beyond it. Else half of the values would be off the bound in each such
         # number, and with several of them almost all candidates would lose by that, whatever their other values are.
-        side = np.where(mean >= normal._high, 1.0, 0.0) - np.where(mean <= normal._low, 1.0, 0.0)
-        beyond = (
-            SHIFT * side * (std - np.sqrt(normal._var_min))
-        )  # 0 at the end, as the next integer has to be drawn, too
-        x[:, self._columns] = mean + beyond + white @ ((vectors * np.sqrt(values)) @ vectors.T) * half
+        # Not at the smallest spread, where the next integer has to be drawn, too. (Under noise means only near bounds.)
+        side = 1.0 * (mean >= normal._high) - (mean <= normal._low)
+        shift = SHIFT * side * (std - np.sqrt(normal._var_min))
+        x[:, self._columns] = mean + shift + white @ ((vectors * np.sqrt(values)) @ vectors.T) * half
         return x
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> CovarianceState:
@@ -198,7 +198,9 @@ class CovarianceASNG(Optimizer):
         rounding = 1e-15 * mean * mean  # of E[x^2] in theta
         diagonal = np.diagonal(state.covariance) * self._normal._var_max
         is_diagonal = bool((np.abs(diagonal - var) <= 1e-6 * var + rounding).all())
-        return None if is_diagonal and skew_of(state.covariance) < 1e-3 else "covariance"
+        std = np.sqrt(np.diagonal(state.covariance))
+        is_bounded = is_diagonal and bool((np.abs(state.covariance) <= (1 + 1e-6) * std * std[:, None]).all())
+        return None if is_bounded and skew_of(state.covariance) < 1e-3 else "covariance"
 
 
 def skew_of(covariance: Array) -> float:
@@ -221,7 +223,9 @@ def black_box_optimizer(space: Mapping[str, Variable], *, noisy: bool = False, *
     """
     marginals = [variable.marginal() for variable in space.values()]
     numbers = [part for part in marginals if isinstance(part, Bounds)]
-    is_wide = any(max(abs(part.low), abs(part.high)) > MAX_PRECISION * part.std_min for part in numbers)
+    factor = 1.0 if noisy else EXACT_STD_FACTOR
+    stds = [part.std_min * (factor if part.is_real else 1) for part in numbers]
+    is_wide = any(max(abs(p.low), abs(p.high)) > MAX_PRECISION * std for p, std in zip(numbers, stds, strict=True))
     if not 0 < len(numbers) <= MAX_NUMBERS or is_wide or any(isinstance(part, Family) for part in marginals):
         return capped_asng(space, alpha=NOISY_ALPHA if noisy else ALPHA, **settings)
     return CovarianceASNG(space, noisy=noisy, **settings)

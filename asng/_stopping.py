@@ -8,29 +8,30 @@ import numpy as np
 from asng._asktell import Optimizer
 from asng._variable import Variable
 from asng._violations import FEASIBLE, Violation
-from asng.families import Bounds
+from asng.families import Bounds, Family
 from asng.space import family_of
 
 MAX_STALE = 10  # populations in a row that bring nothing new
 MAX_INFEASIBLE = 1000  # populations in a row without an evaluation, some of them infeasible
 NEAR = 0.2  # of the narrowest distribution, the distance that counts as having reached it
-ROUGH_REAL_STD = 1.0  # of the smallest standard deviations of reals under noise, where all losses are equal
-MIXED_REAL_STD = 0.1  # the same where there are other variables
+ENOUGH = 0.1  # of the smallest standard deviation of `Real`: reals as narrow as this may end it
+FLAT = 1.0  # the same where all losses are equal, as nothing is learned there
 SETTLED_EVALUATIONS = 10  # per variable, at the narrowest distribution, besides MAX_STALE populations
 
 
 class StoppingRule:
-    """Counts populations in a row without anything new, and those of a distribution that is as narrow as it may become.
+    """Counts populations in a row without anything new, and those of a distribution that is narrow enough.
 
-    Beside other variables, reals need not be as narrow as they may become, and the last digits that they gain do not
-    count: restarts find more in as many evaluations. Nor where all losses are equal, as nothing is learned there.
+    A distribution is narrow enough when it cannot become much narrower. Reals could go on for long, each step a little
+    better than the last: from a ten-thousandth of their range on this does not count any more, as restarts find more in
+    as many evaluations.
     """
 
-    def __init__(self, space: Mapping[str, Variable], *, noisy: bool) -> None:
+    def __init__(self, space: Mapping[str, Variable]) -> None:
         self._space = dict(space)
         parts = [variable.marginal() for variable in space.values()]
-        is_real = [isinstance(part, Bounds) and part.is_real for part in parts]
-        self._is_mixed = any(is_real) and not all(is_real) and not noisy
+        self._has_reals = any(isinstance(part, Bounds) and part.is_real for part in parts)
+        self._families: dict[float, Family] = {}
         self._stale = self._barren = self._settled = 0
         self._started = self._ended = 0  # evaluations until the last population
 
@@ -51,27 +52,30 @@ class StoppingRule:
             self._stale += all(violation == FEASIBLE for _, violation in losses)
         improved = best is not None and best >= self._ended
         self._started, self._ended = started, ended
-        real_std = ROUGH_REAL_STD if len(set(losses)) == 1 else MIXED_REAL_STD if self._is_mixed else 0.0
-        is_narrow = self._is_narrow(optimizer, real_std)
-        if improved and not (is_narrow and self._is_mixed):
+        is_narrow = self._is_narrow(optimizer, FLAT if len(set(losses)) == 1 else ENOUGH)
+        could_go_on = self._has_reals and optimizer._real_std_factor < ENOUGH
+        if improved and not (is_narrow and could_go_on):
             self._settled = 0
         else:  # noise drives the distribution away now and then
             self._settled = max(0, self._settled + (1 if is_narrow else -1))
 
-    def _is_narrow(self, optimizer: Optimizer, real_std: float) -> bool:
-        """Whether the distribution is as narrow as it may become, or as `family_of` has it with a larger `real_std`.
+    def _is_narrow(self, optimizer: Optimizer, factor: float) -> bool:
+        """Whether the distribution is nearly as narrow as `family_of` lets it become with this factor for reals.
 
         False for a family of the user's own.
         """
         if optimizer._has_custom_family:
             return False
-        family = optimizer._family
-        if real_std > optimizer._real_std:
-            family = family_of(self._space, mode_prob=optimizer._mode_prob, real_std=real_std)
+        family = optimizer._family if factor <= optimizer._real_std_factor else self._family(optimizer, factor)
         theta = family.project(optimizer.theta)
         narrowest = family.project(family.statistics(family.mode(theta)))
         distance = np.linalg.norm(family.whiten(narrowest, theta - narrowest))
         return bool(distance <= NEAR * family.root_dimension)
+
+    def _family(self, optimizer: Optimizer, factor: float) -> Family:
+        if factor not in self._families:
+            self._families[factor] = family_of(self._space, mode_prob=optimizer._mode_prob, real_std_factor=factor)
+        return self._families[factor]
 
     def reason(self, optimizer: Optimizer) -> str:
         """Why there is nothing left to find with this optimizer, or an empty text."""

@@ -64,7 +64,7 @@ class Bounds(NamedTuple):
     Attributes:
         low, high: Bounds of the mean, in the units of raw draws.
         std_min: The smallest standard deviation, in the same units.
-        is_real: Whether every draw is another value, so that smaller standard deviations locate it more exactly.
+        is_real: Whether every draw is another value; in `minimize`, unless it is `noisy`, std_min is then a thousandth.
 
     >>> import asng
     >>> asng.Integer(1, 9).marginal()

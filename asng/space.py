@@ -203,7 +203,7 @@ class Real(Variable):
     """A real number in a range: a Gaussian draw, clipped. At first about a third of the draws are at the bounds.
 
     The standard deviation stays above a thousandth of the range, on the scale searched, so the mode is located to about
-    that; in `minimize`, unless it is `noisy`, above a millionth.
+    that; `minimize`, unless it is `noisy`, locates it to a ten-thousandth or better.
 
     Args:
         low, high: Bounds, both included.
@@ -320,7 +320,11 @@ class Custom(Variable):
 
 
 def family_of(
-    space: Mapping[str, Variable], *, mirrored: bool = True, mode_prob: float | None = None, real_std: float = 1.0
+    space: Mapping[str, Variable],
+    *,
+    mirrored: bool = True,
+    mode_prob: float | None = None,
+    real_std_factor: float = 1.0,
 ) -> Family:
     """The family of a space: one for all choices, one for all numbers, and the variables' own families.
 
@@ -328,7 +332,7 @@ def family_of(
         space: Names and variables.
         mirrored: Draw numbers in pairs mean + d, mean - d.
         mode_prob: As in `CategoricalFamily`.
-        real_std: Factor of the smallest standard deviations of reals.
+        real_std_factor: Factor of the smallest standard deviations of reals.
 
     Returns:
         A family whose draws x (..., variables) have one column for each variable, in order.
@@ -348,7 +352,7 @@ def family_of(
         parts.append((CategoricalFamily([part.n for part in choices.values()], mode_prob=mode_prob), list(choices)))
     if numbers:
         low, high = zip(*((part.low, part.high) for part in numbers.values()), strict=True)
-        std_min = [part.std_min * (real_std if part.is_real else 1) for part in numbers.values()]
+        std_min = [part.std_min * (real_std_factor if part.is_real else 1) for part in numbers.values()]
         parts.append((NormalFamily(low, high, std_min, mirrored=mirrored), list(numbers)))
     parts += [(part, [column]) for column, part in marginals.items() if isinstance(part, Family)]
     return parts[0][0] if len(parts) == 1 else Joint(parts)

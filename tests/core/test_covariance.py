@@ -226,6 +226,17 @@ def test_a_covariance_stays_symmetric_at_the_bounds_of_standard_deviations():
     CovarianceASNG(space, population_size=6).load_state_dict(optimizer.state_dict())
 
 
+def test_a_correlation_above_one_is_refused():
+    optimizer = run(CovarianceASNG(reals(2), population_size=6, seed=0), 5, tilted_ellipsoid)
+    state = optimizer.state_dict()
+    optimizer._state.covariance[:] = np.diag(np.diagonal(optimizer._state.covariance))
+    variances = np.diagonal(optimizer._state.covariance)
+    optimizer._state.covariance[[0, 1], [1, 0]] = 1.01 * math.sqrt(variances[0] * variances[1])
+    with pytest.raises(ValueError, match="no run leads to its covariance"):
+        CovarianceASNG(reals(2), population_size=6).load_state_dict(optimizer.state_dict())
+    CovarianceASNG(reals(2), population_size=6).load_state_dict(state)
+
+
 def test_prior_knowledge_is_the_distribution_to_start_from():
     optimizer = CovarianceASNG(MIXED, population_size=6, initial={"n": (3, 2), "op": [0.2, 0.3, 0.5]}, seed=0)
     distribution = optimizer.distribution()
@@ -264,11 +275,12 @@ def test_resumed_equals_uninterrupted():
 class Coarse(Real):
     """A variable of one's own, with draws in units for which float64 does not hold mean and variance together."""
 
-    def __init__(self):
+    def __init__(self, bounds):
         super().__init__(0, 1)
+        object.__setattr__(self, "bounds", bounds)
 
     def marginal(self):
-        return Bounds(0.0, 1e9, 0.25)
+        return self.bounds
 
 
 @pytest.mark.parametrize(
@@ -279,10 +291,22 @@ class Coarse(Real):
         (reals(MAX_NUMBERS + 1), ASNG),
         ({"a": Categorical([0, 1])}, ASNG),
         ({"n": Integer(0, 10**9), "far": Integer(10**9, 10**9 + 5), "x": Real(0, 1)}, CovarianceASNG),
-        ({"own": Coarse(), "x": Real(0, 1)}, ASNG),
+        ({"own": Coarse(Bounds(0.0, 1e9, 0.25)), "x": Real(0, 1)}, ASNG),
+        ({"own": Coarse(Bounds(-1.0, 1.0, 1e-5, is_real=True))}, ASNG),
+        ({"own": Coarse(Bounds(-1.0, 1.0, 1e-5))}, CovarianceASNG),
         ({"own": Custom(Bounded(5)), "x": Real(0, 1)}, ASNG),
     ],
-    ids=["mixed", "many", "too many", "choices", "wide integers", "too wide bounds", "own family"],
+    ids=[
+        "mixed",
+        "many",
+        "too many",
+        "choices",
+        "wide integers",
+        "too wide bounds",
+        "too narrow reals",
+        "no reals",
+        "own family",
+    ],
 )
 def test_covariances_are_kept_where_they_pay(space, kind):
     assert type(black_box_optimizer(space, population_size=4)) is kind
