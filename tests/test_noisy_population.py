@@ -29,6 +29,6 @@ def test_the_page_has_the_table_of_the_file(capsys, monkeypatch):
     table, _, summary = capsys.readouterr().out.strip().partition("\n\n")
     assert table in page
     assert "1/40 is better than small in 23 of 33 and worse in 3" in summary
-    assert "is better by more than two standard errors in 22 of 33 settings" in " ".join(page.split())
+    assert "is better by more than two standard errors in 23 of 33 settings" in " ".join(page.split())
     result = json.loads((folder / "noisy_population.json").read_text(encoding="utf-8"))
     assert (result["quick"], result["seeds"]) == (False, list(range(20)))
