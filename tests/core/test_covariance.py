@@ -275,6 +275,8 @@ def test_resumed_equals_uninterrupted():
 class Coarse(Real):
     """A variable of one's own, with draws in units for which float64 does not hold mean and variance together."""
 
+    bounds: Bounds
+
     def __init__(self, bounds):
         super().__init__(0, 1)
         object.__setattr__(self, "bounds", bounds)
