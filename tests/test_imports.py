@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "asng"
 CORE = [
     "minimize",
     "_blackbox",
+    "_stopping",
     "_covariance",
     "_evaluation",
     "baselines",
