@@ -11,7 +11,7 @@ from asng._asktell import Optimizer
 from asng._ragged import Array
 from asng.families import Bounds, CategoricalFamily, Family, Joint, NormalFamily
 from asng.optimizer import ASNG, ASNGState, asng_init, asng_update, share_by_rank
-from asng.space import MAX_PRECISION, Variable, family_of
+from asng.space import MAX_PRECISION, Variable, family_of, smallest_std
 
 DELTA_INIT = 1.0  # of ASNG
 ALPHA, NOISY_ALPHA = 1.1, 1.5  # of ASNG: steps of choices are longer where no noise would drive them back and forth
@@ -124,7 +124,7 @@ class CovarianceASNG(Optimizer):
 
     def __init__(self, space: Mapping[str, Variable], *, noisy: bool = False, **settings: Any) -> None:
         self._alpha, self._initial_spread, self._mean_rate = ALPHA, INITIAL_SPREAD, MEAN_RATE
-        self._real_std_factor = 1.0 if noisy else EXACT_STD_FACTOR
+        self._real_std_factor = real_std_factor_of(noisy=noisy)
         if noisy:
             self._alpha, self._initial_spread, self._mean_rate = NOISY_ALPHA, NOISY_SPREAD, NOISY_MEAN_RATE
         super().__init__(space, **settings)
@@ -135,7 +135,7 @@ class CovarianceASNG(Optimizer):
         self._choices = next((part for part in parts if isinstance(part[0], CategoricalFamily)), None)
         normal, self._columns, self._own = next(part for part in parts if isinstance(part[0], NormalFamily))
         assert isinstance(normal, NormalFamily)
-        self._normal = normal
+        self._normal, self._half = normal, np.sqrt(normal._var_max)
         mean, var = normal._mean_and_var(theta[self._own])
         initial: Any = self._origin["initial"]
         is_given = np.array([self._space.names[column] in initial for column in self._columns])
@@ -151,7 +151,7 @@ class CovarianceASNG(Optimizer):
     def _sample(self, n: int, generator: np.random.Generator) -> Array:
         x, normal = super()._sample(n, generator), self._normal
         mean, var = normal._mean_and_var(self._state.theta[self._own])
-        std, half = np.sqrt(var), np.sqrt(normal._var_max)
+        std = np.sqrt(var)
         white = (x[:, self._columns] - mean) / std
         values, vectors = decompose(self._state.covariance)
         # A mean at a bound draws around a point beyond it. Else half of the values would be off the bound in each such
@@ -159,7 +159,7 @@ class CovarianceASNG(Optimizer):
         # Not at the smallest spread, where the next integer has to be drawn, too. (Under noise means only near bounds.)
         side = 1.0 * (mean >= normal._high) - (mean <= normal._low)
         shift = SHIFT * side * (std - np.sqrt(normal._var_min))
-        x[:, self._columns] = mean + shift + white @ ((vectors * np.sqrt(values)) @ vectors.T) * half
+        x[:, self._columns] = mean + shift + white @ ((vectors * np.sqrt(values)) @ vectors.T) * self._half
         return x
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> CovarianceState:
@@ -182,8 +182,8 @@ class CovarianceASNG(Optimizer):
             y *= active[:, self._columns]
         rates = rates_of(len(mean), len(losses))
         weights = rank_weights(rates.weights, finite)
-        step, half = np.clip(np.maximum(weights, 0) @ y, low, high), np.sqrt(self._normal._var_max)
-        state = cma_update(state, step / half, y / half, weights, rates)
+        step = np.clip(np.maximum(weights, 0) @ y, low, high)
+        state = cma_update(state, step / self._half, y / self._half, weights, rates)
         mean, var = mean + self._mean_rate * step, np.diagonal(state.covariance) * self._normal._var_max
         theta[self._own] = self._normal.project(np.concatenate((mean, mean * mean + var)))
         scale = np.sqrt(self._normal._mean_and_var(theta[self._own])[1] / var)  # the bounds of standard deviations
@@ -196,10 +196,11 @@ class CovarianceASNG(Optimizer):
     def _impossible_part(self, state: CovarianceState) -> str | None:
         mean, var = self._normal._mean_and_var(state.theta[self._own])
         rounding = 1e-15 * mean * mean  # of E[x^2] in theta
-        diagonal = np.diagonal(state.covariance) * self._normal._var_max
-        is_diagonal = bool((np.abs(diagonal - var) <= 1e-6 * var + rounding).all())
-        std = np.sqrt(np.diagonal(state.covariance))
-        is_bounded = is_diagonal and bool((np.abs(state.covariance) <= (1 + 1e-6) * std * std[:, None]).all())
+        diagonal = np.diagonal(state.covariance)
+        if not (np.abs(diagonal * self._normal._var_max - var) <= 1e-6 * var + rounding).all():
+            return "covariance"
+        std = np.sqrt(diagonal)
+        is_bounded = (np.abs(state.covariance) <= (1 + 1e-6) * std * std[:, None]).all()
         return None if is_bounded and skew_of(state.covariance) < 1e-3 else "covariance"
 
 
@@ -223,12 +224,15 @@ def black_box_optimizer(space: Mapping[str, Variable], *, noisy: bool = False, *
     """
     marginals = [variable.marginal() for variable in space.values()]
     numbers = [part for part in marginals if isinstance(part, Bounds)]
-    factor = 1.0 if noisy else EXACT_STD_FACTOR
-    stds = [part.std_min * (factor if part.is_real else 1) for part in numbers]
-    is_wide = any(max(abs(p.low), abs(p.high)) > MAX_PRECISION * std for p, std in zip(numbers, stds, strict=True))
+    factor = real_std_factor_of(noisy=noisy)
+    is_wide = any(max(abs(p.low), abs(p.high)) > MAX_PRECISION * smallest_std(p, factor) for p in numbers)
     if not 0 < len(numbers) <= MAX_NUMBERS or is_wide or any(isinstance(part, Family) for part in marginals):
         return capped_asng(space, alpha=NOISY_ALPHA if noisy else ALPHA, **settings)
     return CovarianceASNG(space, noisy=noisy, **settings)
+
+
+def real_std_factor_of(*, noisy: bool) -> float:
+    return 1.0 if noisy else EXACT_STD_FACTOR
 
 
 def capped_asng(space: Mapping[str, Variable], **settings: Any) -> ASNG:

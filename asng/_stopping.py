@@ -60,30 +60,30 @@ class StoppingRule:
             self._settled = max(0, self._settled + (1 if is_narrow else -1))
 
     def _is_narrow(self, optimizer: Optimizer, factor: float) -> bool:
-        """Whether the distribution is nearly as narrow as `family_of` lets it become with this factor for reals.
+        """Whether the distribution is nearly as narrow as it may become, or as `family_of` has it with a larger factor.
 
         False for a family of the user's own.
         """
         if optimizer._has_custom_family:
             return False
-        family = optimizer._family if factor <= optimizer._real_std_factor else self._family(optimizer, factor)
+        family = self._family(optimizer._mode_prob, max(factor, optimizer._real_std_factor))
         theta = family.project(optimizer.theta)
         narrowest = family.project(family.statistics(family.mode(theta)))
         distance = np.linalg.norm(family.whiten(narrowest, theta - narrowest))
         return bool(distance <= NEAR * family.root_dimension)
 
-    def _family(self, optimizer: Optimizer, factor: float) -> Family:
+    def _family(self, mode_prob: float | None, factor: float) -> Family:
         if factor not in self._families:
-            self._families[factor] = family_of(self._space, mode_prob=optimizer._mode_prob, real_std_factor=factor)
+            self._families[factor] = family_of(self._space, mode_prob=mode_prob, real_std_factor=factor)
         return self._families[factor]
 
     def reason(self, optimizer: Optimizer) -> str:
         """Why there is nothing left to find with this optimizer, or an empty text."""
-        patience = MAX_STALE + math.ceil(SETTLED_EVALUATIONS * len(self._space) / optimizer.population_size)
         if self._stale >= MAX_STALE:
             return "nothing new"
         if self._barren >= MAX_INFEASIBLE:
             return "infeasible"
+        patience = MAX_STALE + math.ceil(SETTLED_EVALUATIONS * len(self._space) / optimizer.population_size)
         return "converged" if self._settled >= patience else ""
 
     def restart(self) -> None:

@@ -352,10 +352,14 @@ def family_of(
         parts.append((CategoricalFamily([part.n for part in choices.values()], mode_prob=mode_prob), list(choices)))
     if numbers:
         low, high = zip(*((part.low, part.high) for part in numbers.values()), strict=True)
-        std_min = [part.std_min * (real_std_factor if part.is_real else 1) for part in numbers.values()]
+        std_min = [smallest_std(part, real_std_factor) for part in numbers.values()]
         parts.append((NormalFamily(low, high, std_min, mirrored=mirrored), list(numbers)))
     parts += [(part, [column]) for column, part in marginals.items() if isinstance(part, Family)]
     return parts[0][0] if len(parts) == 1 else Joint(parts)
+
+
+def smallest_std(bounds: Bounds, real_std_factor: float) -> float:
+    return bounds.std_min * real_std_factor if bounds.is_real else bounds.std_min
 
 
 def _as_normal(params: Any) -> Normal:
