@@ -83,7 +83,10 @@ results: .venv/installed  ## every table and figure of docs/results.md, from the
 	$(BIN)/python benchmarks/digits_seeds.py results/digits
 	$(BIN)/python benchmarks/shared_weights.py --draw results/shared-weights --figures docs
 	$(BIN)/python benchmarks/nasbench201.py --draw results/nasbench201 --figure docs/nasbench201.png
+	$(BIN)/python benchmarks/nasbench201.py --draw results/nasbench201/noiseless
+	$(BIN)/python benchmarks/nasbench201.py --draw results/nasbench201/long
 	$(BIN)/python benchmarks/black_box.py --draw results/black_box --figure docs/black_box.png
+	$(BIN)/python benchmarks/black_box.py --draw results/black_box --against asng
 	$(BIN)/python benchmarks/black_box.py --draw results/black_box/n_trials
 	$(BIN)/python benchmarks/noisy_population.py --draw results/noisy_population
 	$(BIN)/python benchmarks/inactive.py --draw results/inactive

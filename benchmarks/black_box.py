@@ -4,6 +4,7 @@
     python benchmarks/black_box.py --problems onemax --methods asng random --seeds 5
     python benchmarks/black_box.py --data DIR                        with NAS-Bench-201, as nasbench201.py reads it
     python benchmarks/black_box.py --draw DIR --figure docs/black_box.png     the tables and figure again
+    python benchmarks/black_box.py --draw DIR --against asng         on which problems others are better or worse
 
     asng            asng.minimize, all defaults
     random          uniform draws
@@ -41,7 +42,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # OpenBLAS reads it when NumPy is
 import numpy as np
 from black_box_methods import DEFAULT, METHODS
 from black_box_problems import PROBLEMS, Values
-from black_box_report import draw, show
+from black_box_report import draw, show, show_against, show_seconds
 
 import asng
 
@@ -101,6 +102,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder with nasbench201/cifar10.npz")
     parser.add_argument("--out", type=Path, default=Path("runs/black_box"))
     parser.add_argument("--draw", type=Path, help="a folder of rows: print tables, and run nothing")
+    parser.add_argument(
+        "--against", choices=METHODS, help="instead of tables: where other methods are better than this"
+    )
     parser.add_argument("--figure", type=Path, help="where to draw medians and quartiles")
     options = parser.parse_args()
     folder = options.draw or options.out
@@ -120,7 +124,10 @@ def main() -> None:
                             file.write(json.dumps(row) + "\n")
             print(problem, flush=True)
     rows = read_rows(folder)
-    tables = "\n\n".join(show(rows))
+    if options.against:
+        print(show_against(rows, options.against))
+        return
+    tables = "\n\n".join([*show(rows), *show_seconds(rows)])
     if options.draw is None:
         (folder / "black_box.md").write_text(tables + "\n")
     print(f"\n{tables}")

@@ -1,6 +1,6 @@
 """Tables and the figure of black_box.py, from its rows."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,86 @@ def regret_at(row: Row, evaluations: float) -> float:
 
 def show(rows: list[Row]) -> list[str]:
     """All tables: of whole runs, then of shorter ones, as GP has them, with those that had as many evaluations."""
+    whole, shorter = split_by_length(rows)
+    tables = [*show_summary(whole), *show_medians(whole), *show_ratios(whole)]
+    for _, short in sorted(shorter.items()):
+        tables += [*show_summary(short), *show_medians(short)]
+    return tables
+
+
+def split_by_length(rows: list[Row]) -> tuple[list[Row], dict[int, list[Row]]]:
+    """Those of whole runs, and of shorter ones by their evaluations."""
     whole: list[Row] = []
     shorter: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
         is_whole = row["evaluations"] >= min(PROBLEMS[row["problem"]][1], WHOLE)
         (whole if is_whole else shorter[row["evaluations"]]).append(row)
-    tables = [*show_summary(whole), *show_medians(whole), *show_ratios(whole)]
-    for _, short in sorted(shorter.items()):
-        tables += [*show_summary(short), *show_medians(short)]
-    return tables
+    return whole, shorter
+
+
+def show_against(rows: list[Row], method: str) -> str:
+    """By the test of `show_summary`: on which problems others are better than a method, and who is ahead of all."""
+    whole, shorter = split_by_length(rows)
+    lengths = {"whole runs": whole, **{f"{n} evaluations": of for n, of in sorted(shorter.items())}}
+    lines = []
+    for title, of_length in lengths.items():
+        if of_length:
+            lines += [f"{title}, {method} and others:", *_compare(of_length, method)]
+            lines += [f"{title}, ahead of all others:", *_name_leaders(of_length)]
+    return "\n".join(lines)
+
+
+def _compare(rows: list[Row], method: str) -> list[str]:
+    worse: dict[tuple[str, str], int] = Counter()
+    better: dict[tuple[str, str], list[str]] = defaultdict(list)
+    total: dict[tuple[str, str], int] = Counter()
+    for problem, regrets in _regrets_of(rows).items():
+        for other in METHODS:
+            if other != method and {other, method} <= regrets.keys():
+                key = other, _kind(problem)
+                total[key] += 1
+                worse[key] += _is_higher(regrets[other], regrets[method])
+                better[key] += [problem] * _is_higher(regrets[method], regrets[other])
+    lines = []
+    for other, kind in sorted(total, key=lambda key: list(METHODS).index(key[0])):
+        names = better[other, kind]
+        numbers = f"worse on {worse[other, kind]}, better on {len(names)}"
+        where = f": {', '.join(names)}" if names else ""
+        lines.append(f"- {other} on {total[other, kind]}, {kind}: {numbers}{where}")
+    return lines
+
+
+def _name_leaders(rows: list[Row]) -> list[str]:
+    ahead: dict[str, list[str]] = defaultdict(list)
+    for problem, regrets in _regrets_of(rows).items():
+        for method, own in regrets.items():
+            if all(_is_higher(of, own) for other, of in regrets.items() if other != method):
+                ahead[method].append(problem)
+    return [f"- {method} on {len(names)}: {', '.join(names)}" for method, names in ahead.items()]
+
+
+def _regrets_of(rows: list[Row]) -> dict[str, dict[str, list[float]]]:
+    """By problem and method, after the evaluations that all methods had."""
+    return {
+        problem: {method: [regret_at(row, _least(group)) for row in of] for method, of in group.items()}
+        for problem, group in groups_of(rows).items()
+    }
+
+
+def show_seconds(rows: list[Row]) -> list[str]:
+    """The processor time of a run in seconds, problem and method together: medians by kind of problem."""
+    seconds: dict[str, dict[int, dict[str, list[float]]]] = {}
+    for problem, group in groups_of(rows).items():
+        for row in (row for of in group.values() for row in of):
+            of_length = seconds.setdefault(_kind(problem), {}).setdefault(row["evaluations"], {})
+            of_length.setdefault(row["method"], []).append(row["seconds"])
+    methods = [method for method in METHODS if any(row["method"] == method for row in rows)]
+    lines = ["| seconds per run | evaluations | " + " | ".join(methods) + " |", "|---" * (len(methods) + 2) + "|"]
+    for kind, lengths in seconds.items():
+        for evaluations, found in sorted(lengths.items()):
+            cells = [f"{np.median(found[m]):.2g}" if m in found else "" for m in methods]
+            lines.append(f"| {kind} | {evaluations} | " + " | ".join(cells) + " |")
+    return ["\n".join(lines)] if seconds else []
 
 
 def show_medians(rows: list[Row]) -> list[str]:

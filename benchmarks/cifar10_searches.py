@@ -86,6 +86,43 @@ def sizes_of(searches: Sequence[Search], cells: int = 20) -> str:
     return "\n".join(rows)
 
 
+def costs_of(searches: Sequence[Search], settled: int = 25, sure: float = 0.9) -> str:
+    """In Markdown: the time of all iterations, when a search was sure, and how little it changed from an epoch on."""
+    head = (
+        "seed | seconds | GPU days | first epoch less the second, s | ms per iteration after the first epoch | "
+        f"mean largest probability above {sure} in epoch | "
+        f"choices that differ from those at the end, from epoch {settled} on at most"
+    )
+    rows = [f"| {head} |", "|" + "---|" * len(head.split(" | "))]
+    for search in searches:
+        seconds = [record["seconds"] for record in search.records]
+        iterations = search.records[-1]["step"] - search.records[0]["step"]
+        cells = [
+            search.name.removeprefix("seed"),
+            f"{sum(seconds):,.0f}",
+            f"{sum(seconds) / (24 * 60 * 60):.4f}",
+            f"{seconds[0] - seconds[1]:.0f}",
+            f"{1000 * sum(seconds[1:]) / iterations:.1f}",
+            next((record["epoch"] for record in search.records if record["largest_probability"] > sure), "-"),
+            max(search.count_differences(epoch) for epoch in range(settled, len(search.records) + 1)),
+        ]
+        rows.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(rows)
+
+
+def name_idle(folder: Path, cells: int = 20) -> str:
+    """Which of the kept searches found an architecture with cells that have no influence, and which cells."""
+    found: dict[tuple[int, ...], list[str]] = {}
+    paths = [path for path in sorted(folder.rglob(ARCHITECTURE)) if path.parent.parent.name != "kernels"]
+    paths = [path for path in paths if not path.parent.name.startswith(("found", "random"))]  # trainings
+    for path in paths:
+        values = from_json(read_text(path, CURE), SPACE)
+        if idle := tuple(sorted({*range(cells)} - {*effective_cells(values, cells)})):
+            found.setdefault(idle, []).append(path.parent.relative_to(folder).as_posix())
+    lines = [f"{', '.join(names)}: cells {', '.join(map(str, idle))}" for idle, names in found.items()]
+    return f"Without influence at {cells} cells, of {len(paths)} searches:\n" + "\n".join(lines)
+
+
 def idle_share(draws: int = 2000, cells: int = 20) -> float:
     """The share of uniformly drawn architectures with cells that have no influence on the output."""
     return sum(len(effective_cells(random_values(seed), cells)) < cells for seed in range(draws)) / draws
@@ -126,7 +163,7 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, default=ROOT / "docs", help="folder of the figures")
     given = parser.parse_args()
     searches = read_searches(given.results)
-    print(table_of(searches), sizes_of(searches), sep="\n\n")
+    print(table_of(searches), costs_of(searches), sizes_of(searches), name_idle(given.results), sep="\n\n")
     print(f"\n{idle_share():.1%} of 2,000 random architectures (seeds 0 to 1999) have cells without influence.")
     draw(searches, given.figures / "cifar10-searches.png")
     draw_cells(given.results / "seed0", given.figures / "cifar10-seed0-cells.png")

@@ -353,7 +353,24 @@ def _mean_and_deviation(name: str, numbers: Sequence[float]) -> str:
 
 def show_kernels(folder: Path) -> str:
     columns = {"train_loss": "train loss", "test_accuracy": "test accuracy"}
-    return show_seeds("kernels", _group_kernels(folder), SHOWN_EPOCHS, columns)
+    groups = _group_kernels(folder)
+    lines = [show_seeds("kernels", groups, SHOWN_EPOCHS, columns), ""]
+    runs = {kind: [records for path in paths if (records := read_epochs(path))] for kind, paths in groups.items()}
+    for kind, seeds in runs.items():
+        if seeds:
+            median = statistics.median(record["seconds"] for records in seeds for record in records)
+            lines.append(f"- {kind}: {median:.1f} s per epoch (median)")
+    if all(runs.values()):
+        torch_losses, losses = (_mean_losses(runs[text]) for text in KERNELS.values())
+        differences = [ours - theirs for ours, theirs in zip(losses, torch_losses, strict=False)]
+        extremes = f"{min(differences):+.3f} to {max(differences):+.3f}"
+        lines.append(f"- mean train loss, fused less torch's kernels: {extremes} in {len(differences)} epochs")
+    return "\n".join(lines).strip()
+
+
+def _mean_losses(seeds: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
+    """Of the epochs that all seeds have."""
+    return [statistics.mean(record["train_loss"] for record in epoch) for epoch in zip(*seeds, strict=False)]
 
 
 def show_eight_epochs(folder: Path) -> str:

@@ -119,8 +119,9 @@ def show_comparison(settings: digits.DigitsSettings, rows: Rows) -> str:
     for other in list(NAMES)[1:]:
         d = accuracy["found"] - accuracy[other]
         counts = f"{(d > 0).sum()} seeds higher, {(d == 0).sum()} equal, {(d < 0).sum()} lower"
+        extremes = f"{d.min():+.2f} to {d.max():+.2f}"
         name = NAMES[other].format(settings.num_random)
-        lines.append(f"- found less {name}: {d.mean():+.2f} ± {error_of(d):.2f} points; {counts}")
+        lines.append(f"- found less {name}: {d.mean():+.2f} ± {error_of(d):.2f} points ({extremes}); {counts}")
     return "\n".join(lines)
 
 

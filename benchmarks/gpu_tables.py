@@ -14,6 +14,16 @@ from asng._untrusted import read_json
 CURE = "take it from the repository again"
 ROOT = Path(__file__).parents[1]
 Rows = Sequence[Mapping[str, Any]]
+KINDS = {  # by what the names of layers begin with
+    "pools": ("avg_pool", "max_pool"),
+    "batch norms": ("batch_norm",),
+    "pointwise": ("pointwise",),
+    "sums": ("sum",),
+    "reductions": ("reduction",),
+    "joins": ("join",),
+    "separable convolutions": ("sep_conv",),
+}
+DTYPES = ("bfloat16", "float32")
 COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "ms per step": lambda row: f"{row['step_ms']:.1f} ({row['fastest_ms']:.1f} to {row['slowest_ms']:.1f})",
     "first step": lambda row: f"{row['first_step_s']:.1f} s",
@@ -58,8 +68,45 @@ def table_of_layers(rows: Rows) -> str:
     return "\n".join(lines)
 
 
+def _of_kind(rows: Rows, kind: str, dtype: str) -> Rows:
+    return [row for row in rows if row["layer"].startswith(KINDS[kind]) and row["dtype"] == dtype]
+
+
+def table_of_ratios(rows: Rows) -> str:
+    """In Markdown: the lowest and the highest time with fused kernels, over torch's and over the floor."""
+    heads = [f"{dtype}, over {other}" for dtype in DTYPES for other in ("torch's", "the floor")]
+    lines = ["| layers | " + " | ".join(heads) + " | slower than torch's |", "|---" * (2 + len(heads)) + "|"]
+    for kind in KINDS:
+        cells, slower, count = [], 0, 0
+        for dtype in DTYPES:
+            found = _of_kind(rows, kind, dtype)
+            for other in ("torch_us", "floor_us"):
+                ratios = [row["fused_us"] / row[other] for row in found]
+                cells.append(f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "")
+            slower, count = slower + sum(row["fused_us"] > row["torch_us"] for row in found), count + len(found)
+        lines.append(f"| {kind} | {' | '.join(cells)} | {slower} of {count} |")
+    return "\n".join(lines)
+
+
+def table_of_errors(rows: Rows) -> str:
+    """In Markdown: the largest errors of each kind of layers, relative to float64, with fused and torch's kernels."""
+    heads = [f"{dtype}, {kernels}" for dtype in DTYPES for kernels in ("fused", "torch")]
+    lines = ["| layers | " + " | ".join(heads) + " |", "|---" * (1 + len(heads)) + "|"]
+    for kind in KINDS:
+        errors = [
+            max((row[f"{kernels}_error"] for row in _of_kind(rows, kind, dtype)), default=None)
+            for dtype in DTYPES
+            for kernels in ("fused", "torch")
+        ]
+        cells = ["" if error is None else f"{error:.1e}".replace("e-0", "e-") for error in errors]
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def draw_rows(rows: Rows) -> str:
-    return table_of_layers(rows) if "layer" in rows[0] else table_of(rows)
+    if "layer" not in rows[0]:
+        return table_of(rows)
+    return "\n\n".join([table_of_layers(rows), table_of_ratios(rows), table_of_errors(rows)])
 
 
 def machine_of(result: Mapping[str, Any]) -> str:

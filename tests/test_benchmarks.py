@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -198,14 +199,51 @@ def test_of_methods_with_the_lowest_median_only_those_that_the_test_puts_behind_
     assert table.splitlines()[-1] == "| 20 choices or more | 0 of 1 | 1 of 1 | 1 of 1 |"
 
 
+def test_others_are_named_where_they_are_better_than_a_method():
+    from black_box_report import show_against
+
+    row = {"evaluations": 300, "steps": []}
+    regrets = {("onemax", "asng"): 1, ("onemax", "TPE"): 0, ("leadingones", "asng"): 0, ("leadingones", "TPE"): 2}
+    rows = [
+        {**row, "problem": problem, "method": method, "seed": seed, "regret": regret}
+        for (problem, method), regret in regrets.items()
+        for seed in range(9)
+    ]
+    assert show_against(rows, "asng").splitlines() == [
+        "whole runs, asng and others:",
+        "- TPE on 2, 20 choices or more: worse on 1, better on 1: onemax",
+        "whole runs, ahead of all others:",
+        "- TPE on 1: onemax",
+        "- asng on 1: leadingones",
+    ]
+
+
+def test_what_the_page_says_of_gp_and_asng_follows_from_the_kept_rows():
+    from black_box_report import show_against
+
+    kept = SCRIPT.parents[1] / "results" / "black_box" / "rows.jsonl"
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    lines = show_against(rows, "asng").split("100 evaluations, asng")[1].splitlines()
+    counts = [re.match(r"- GP on (\d+), .*: worse on (\d+), better on (\d+)", line) for line in lines]
+    total, worse, better = (
+        sum(map(int, of)) for of in zip(*(found.groups() for found in counts if found), strict=True)
+    )
+    assert (total, worse, better) == (62, 15, 29)
+    for name in ("results.md", "black_boxes.md"):
+        page = " ".join((SCRIPT.parents[1] / "docs" / name).read_text(encoding="utf-8").split())
+        assert "on 29 of 62 problems" in page
+        assert "behind on 15" in page
+
+
 @pytest.mark.parametrize("folder", ["black_box", "black_box/n_trials"])
 def test_the_tables_of_black_boxes_are_what_the_kept_rows_give(folder):
-    from black_box_report import show
+    from black_box_report import show, show_seconds
 
     root = SCRIPT.parents[1]
     rows = [json.loads(line) for line in (root / "results" / folder / "rows.jsonl").read_text().splitlines()]
     page = (root / "docs" / "results.md").read_text(encoding="utf-8")
-    assert [table for table in show(rows) if table not in page] == []
+    tables = [*show(rows), *(show_seconds(rows) if folder == "black_box" else [])]
+    assert [table for table in tables if table not in page] == []
     seeds = Counter((row["problem"], row["method"], row["evaluations"]) for row in rows)
     assert set(seeds.values()) == {20}
     assert len({(row["seed"], row["problem"], row["method"], row["evaluations"]) for row in rows}) == len(rows)

@@ -23,6 +23,19 @@ def test_the_page_has_the_sizes_of_the_networks_found(searches):
     assert bench.sizes_of(searches) in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
+def test_the_page_has_what_the_searches_cost(searches):
+    assert bench.costs_of(searches) in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+def test_the_page_names_the_searches_with_cells_without_influence():
+    _, found = bench.name_idle(ROOT / "results" / "cifar10").splitlines()
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    section = page.split("### The paper's search")[1].split("\n### ")[0]
+    names, cells = found.split(": cells ")
+    assert cells == "14, 16, 18"
+    assert [name for name in names.split(", ") if name.split("/")[-1].removeprefix("seed") not in section] == []
+
+
 def test_few_random_architectures_have_cells_without_influence():
     assert bench.idle_share(draws=200) < 0.1
 

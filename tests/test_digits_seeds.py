@@ -42,7 +42,10 @@ def test_differences_are_paired_by_seed_and_costs_are_beside_them():
     shown = bench.show_comparison(SETTINGS, [*rows_of(0, 0.99), *rows_of(1, 0.97), *rows_of(2, 0.98)])
     assert "| found by the search | 98.00 % | 0.58 | 1.00 | 97.00 to 99.00 | 10 | 54 | 2 |" in shown
     assert "| best of 2 random ones, by validation | 98.00 % | 0.00 |" in shown
-    assert "best of 2 random ones, by validation: +0.00 ± 0.58 points; 1 seeds higher, 1 equal, 1 lower" in shown
+    assert (
+        "best of 2 random ones, by validation: +0.00 ± 0.58 points (-1.00 to +1.00); 1 seeds higher, 1 equal, 1 lower"
+        in shown
+    )
 
 
 def test_the_table_of_the_command_has_standard_errors_of_several_seeds_alone():

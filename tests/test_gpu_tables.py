@@ -39,13 +39,25 @@ def test_a_table_has_the_columns_that_were_measured():
 
 def test_layers_stand_beside_their_sizes():
     pool = {"layer": "pool", "shape": "1x2", "dtype": "float32", "fused_us": 1.26, "torch_us": 10, "floor_us": 0.5}
-    lines = bench.draw_rows([pool, pool | {"layer": "norm"}, pool | {"shape": "3x4"}]).splitlines()
+    lines = bench.table_of_layers([pool, pool | {"layer": "norm"}, pool | {"shape": "3x4"}]).splitlines()
     assert lines == [
         "| fused / torch / floor, µs | 1x2 | 3x4 |",
         "|---|---|---|",
         "| pool, float32 | 1.3 / 10.0 / 0.5 | 1.3 / 10.0 / 0.5 |",
         "| norm, float32 | 1.3 / 10.0 / 0.5 |  |",
     ]
+
+
+def test_layers_of_a_kind_are_compared_by_their_extremes_and_slower_ones_counted():
+    row = {"layer": "sum", "dtype": "float32", "fused_us": 3, "torch_us": 2, "floor_us": 1}
+    rows = [row | {"fused_error": 1e-3, "torch_error": 2e-8}, row | {"fused_us": 1, "fused_error": 5, "torch_error": 0}]
+    assert "| sums |  |  | 0.50 to 1.50 | 1.00 to 3.00 | 1 of 2 |" in bench.table_of_ratios(rows)
+    assert "| sums |  |  | 5.0e+00 | 2.0e-8 |" in bench.table_of_errors(rows)
+
+
+def test_every_layer_is_of_one_kind():
+    for row in RESULTS["gpu_kernels"]["rows"]:
+        assert sum(row["layer"].startswith(begins) for begins in bench.KINDS.values()) == 1, row["layer"]
 
 
 def test_the_versions_that_a_run_depends_on_are_named():
