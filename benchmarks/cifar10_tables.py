@@ -276,11 +276,13 @@ def show_robustness(folder: Path) -> str:
 
 
 def show_retraining(folder: Path) -> str:
-    """A Markdown table of the trainings that are finished, and mean and standard deviation of each group."""
-    lines = [
-        "| architecture | seed | channels | parameters | with an influence | test error |",
-        "|---|---|---|---|---|---|",
-    ]
+    """A Markdown table of the trainings that are finished, and mean and standard deviation of each group.
+
+    Seconds are those of the steps, without tests and checkpoints: of an epoch the median, and of all epochs.
+    """
+    heads = ["architecture", "seed", "channels", "parameters", "with an influence", "test error"]
+    heads += ["train loss", "s per epoch", "s in all"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     means = []
     for group, text in GROUPS.items():
         errors = []
@@ -288,7 +290,10 @@ def show_retraining(folder: Path) -> str:
             summary = read_json(path / SUMMARY, CURE, dict[str, Any])
             errors.append(100 - 100 * summary["last"]["test_accuracy"])
             sizes = f"{summary['channels']} | {summary['parameters']:,} | {summary['effective_parameters']:,}"
-            lines.append(f"| {text} | {path.name[-1]} | {sizes} | {errors[-1]:.2f} % |")
+            records = read_epochs(path)
+            seconds = f"{statistics.median(record['seconds'] for record in records):.1f} | {_seconds(records)}"
+            loss = records[-1]["train_loss"]
+            lines.append(f"| {text} | {path.name[-1]} | {sizes} | {errors[-1]:.2f} % | {loss:.2f} | {seconds} |")
         if len(errors) > 1:
             means.append(f"- {text}: {_mean_error(errors)} ({len(errors)} networks)")
     return "\n".join([*lines, "", *means]).strip()

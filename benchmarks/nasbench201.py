@@ -212,7 +212,9 @@ def main() -> None:
     parser.add_argument("--noiseless", action="store_true", help="an evaluation gives the mean validation accuracy")
     parser.add_argument("--workers", type=int, default=2, help="processes side by side (default: 2)")
     parser.add_argument("--draw", type=Path, metavar="FOLDER", help="show the results in a folder; runs nothing")
-    parser.add_argument("--figure", type=Path, help="where to draw (default: nasbench201.png beside the results)")
+    parser.add_argument(
+        "--figure", type=Path, help="where to draw (default: nasbench201.png beside the results; with --draw nowhere)"
+    )
     given = parser.parse_args()
     if hasattr(os, "nice"):
         os.nice(10)  # the workers inherit it
@@ -233,7 +235,8 @@ def main() -> None:
         print(f"\nInterrupted. Finished parts are in {out}; the same command continues.", file=sys.stderr)
         sys.exit(130)
     print(show_tables(rows, at))
-    draw(rows, at, given.figure or out / "nasbench201.png")
+    if figure := given.figure or (None if given.draw else out / "nasbench201.png"):
+        draw(rows, at, figure)
 
 
 if __name__ == "__main__":
