@@ -11,8 +11,8 @@ re-estimated on 25 training mini-batches; of DARTS also the mixed network. Secon
 memory is the most that was reserved on the GPU in the first epoch, before its test.
 
 A run is a folder, FOLDER/darts0 and the like: config.json, metrics.jsonl, a checkpoint, and at the end
-architecture.json and summary.json, so that `asng cifar10 retrain FOLDER/darts0` trains what was found. After Ctrl-C the
-same command continues; finished seeds are skipped. The images are where ASNG_DATA says.
+architecture.json and summary.json, so that `asng cifar10 retrain FOLDER/darts0` trains what was found. After Ctrl-C or
+SIGTERM the same command continues from the last epoch; finished seeds are skipped. The images are where ASNG_DATA says.
 """
 
 import argparse
@@ -32,10 +32,11 @@ import authors_search
 import cifar10_tables
 import torch
 import torch.nn.functional as F
-from cifar10_tables import CURE, is_finished, make_parser
+from cifar10_tables import CURE, check_settings, is_finished, make_parser
 from darts import MixedNet, derive
 from torch import Tensor, nn
 
+from asng._signals import sigterm_as_interrupt
 from asng._untrusted import read_json, read_json_lines
 from asng.experiments._jobs import BilevelJob
 from asng.experiments._settings import AMP_DTYPES, describe_machine, set_lr
@@ -214,9 +215,10 @@ JOBS = {"darts": Darts, "authors": Authors}
 def run_seed(method: str, out: Path, where: Cifar10DataSettings, flags: Mapping[str, Any], seed: int) -> None:
     """Search, or continue; leaves architecture and summary in the folder of the seed."""
     folder = out / f"{method}{seed}"
-    if is_finished(folder):
-        return
     settings = Cifar10SearchSettings(seed=seed, **flags)
+    if is_finished(folder):
+        check_settings(folder, {"experiment": "cifar10", "kind": method, **vars(settings)})
+        return
     task = Cifar10.load(where)
     job = JOBS[method](task, settings)
     with Run(folder, make_config("cifar10", method, settings), METRICS) as run:
@@ -277,7 +279,7 @@ def parse_flags(arguments: Sequence[str] | None) -> argparse.Namespace:
 def run_seeds(given: argparse.Namespace) -> None:
     """Run all seeds, some side by side."""
     flags = {name: getattr(given, name) for name in ("channels", "cells", "amp_dtype")}
-    flags["epochs"] = given.epochs or EPOCHS[given.method]
+    flags["epochs"] = EPOCHS[given.method] if given.epochs is None else given.epochs
     if given.max_images is not None:
         flags |= dict.fromkeys(("num_train_images", "num_test_images"), given.max_images)
     where = Cifar10DataSettings(given.data, given.device, given.kernels)
@@ -291,7 +293,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parse_flags(arguments)
     try:
         if given.draw is None:
-            run_seeds(given)
+            with sigterm_as_interrupt():
+                run_seeds(given)
     except (ValueError, OSError) as error:
         sys.exit(f"cifar10_others: {error}")
     except KeyboardInterrupt:

@@ -11,13 +11,14 @@
 
 Each row is a run of the commands that are printed, in a folder of its own: FOLDER/robustness/lambda4 and the like.
 Finished ones are skipped and interrupted ones continue, so the same command goes on after Ctrl-C or SIGTERM, which let
-the runs save; --rows takes some of them alone. What follows `--` is added to all searches and trainings, as in
-`-- --amp-dtype bfloat16`; the images are where ASNG_DATA says. Test errors are those after the last epoch: nothing is
-chosen by test images. The tables need config.json, metrics.jsonl, summary.json and evaluation.json of each run;
-environment.jsonl says with which kernels and versions it ran.
+the runs save; a run of other settings in one of these folders is refused. --rows takes some rows alone. What follows
+`--` is added to all searches and trainings, as in `-- --amp-dtype bfloat16`; the images are where ASNG_DATA says. Test
+errors are those after the last epoch: nothing is chosen by test images. The tables need config.json, metrics.jsonl,
+summary.json and evaluation.json of each run; environment.jsonl says with which kernels and versions it ran.
 """
 
 import argparse
+import json
 import shlex
 import statistics
 import subprocess
@@ -30,9 +31,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from asng._files import differences
 from asng._signals import sigterm_as_interrupt
 from asng._untrusted import read_json, read_json_lines
-from asng.runs import CHECKPOINT, METRICS, SUMMARY, read_config
+from asng.cli.images import parse_verb
+from asng.experiments._task import Task
+from asng.experiments.cifar10.task import Cifar10
+from asng.runs import CHECKPOINT, CONFIG, METRICS, SUMMARY, read_config
 
 CURE = "run the row again"
 ROOT = Path(__file__).parents[1]
@@ -192,6 +197,33 @@ def begin(command: Sequence[str], folder: Path) -> int:
 
     code = PROCESSES.run(command, is_over)
     return 0 if is_over() else code or 1
+
+
+def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """ValueError if the run in a folder has other settings; those that its config.json does not name are not compared.
+
+    A run that is not finished would be refused by itself, a finished one is skipped.
+    """
+    config, given = read_config(folder), json.loads(json.dumps(settings))
+    names = config.keys() & given.keys()
+    if shown := differences({n: config[n] for n in config if n in names}, {n: given[n] for n in names}):
+        cure = "use another folder (--out), or delete this one"
+        raise ValueError(f"{folder} holds a run of other settings ({shown}); {cure}")
+
+
+def check_rows(task: type[Task], rows: Mapping[str, Sequence[Command]], more: Sequence[str]) -> None:
+    """Exit if a folder of the rows holds a run of other settings, which would be taken for the row."""
+    presets = {"search": task.small_search, "retrain": task.small_train}
+    try:
+        for verb, *flags in (command for commands in rows.values() for command in commands):
+            kind = "retrain" if verb == "begin" else verb
+            if kind in presets and ((folder := Path(flags[flags.index("--out") + 1])) / CONFIG).exists():
+                settings = vars(parse_verb(task, kind, [*flags, *more], small=presets[kind]).settings)
+                inherited = {name for name in task.inherited if settings.get(name) is None}
+                given = {name: value for name, value in settings.items() if name not in inherited}
+                check_settings(folder, {"experiment": task.name, "kind": kind, **given})
+    except ValueError as error:
+        sys.exit(str(error))
 
 
 def run_row(commands: Sequence[Command], more: Sequence[str], experiment: str = "cifar10") -> bool:
@@ -447,6 +479,8 @@ def parse_flags(parser: argparse.ArgumentParser, name: str, arguments: Sequence[
     given = parser.parse_args(arguments)
     if (getattr(given, name) is None) == (given.draw is None):
         parser.error(f"give either a {name} or --draw FOLDER")
+    if given.workers < 1:
+        parser.error(f"--workers must be at least 1, got {given.workers}")
     return given
 
 
@@ -456,6 +490,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these, as random1 (default: all)")
     given = parse_flags(parser, "part", arguments)
     rows = {} if given.part is None else select_rows(PARTS[given.part](given.out / given.part), given.rows)
+    check_rows(Cifar10, rows, more)
     run_and_show(given, rows, partial(run_row, more=more), show_tables)
 
 

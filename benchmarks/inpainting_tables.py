@@ -10,9 +10,10 @@ Suganuma et al. found for the central square), with as many seeds; BASE widened 
 each network found; two random architectures of the encoding cat. All are trained alike and tested on all test faces.
 
 Each run has a folder of its own, FOLDER/center/cat0-search, FOLDER/center/cat0 and the like; its command is printed.
-Finished ones are skipped and interrupted ones continue, so the same command goes on after Ctrl-C. What follows `--` is
-added to all searches and trainings, as in `-- --amp-dtype bfloat16`; the faces are where ASNG_DATA says. The table
-needs summary.json and evaluation.json of each training.
+Finished ones are skipped and interrupted ones continue, so the same command goes on after Ctrl-C or SIGTERM; with other
+lengths, which are refused there, it needs another FOLDER. What follows `--` is added to all searches and trainings, as
+in `-- --amp-dtype bfloat16`; the faces are where ASNG_DATA says. The table needs summary.json and evaluation.json of
+each training.
 """
 
 import math
@@ -28,6 +29,7 @@ from cifar10_tables import (
     CURE,
     EVALUATION,
     Command,
+    check_rows,
     is_finished,
     make_parser,
     parse_flags,
@@ -38,6 +40,7 @@ from cifar10_tables import (
 
 from asng._untrusted import read_json
 from asng.experiments.inpainting.encoding import WIDTHS, base_values, search_space
+from asng.experiments.inpainting.task import Inpainting
 from asng.nas.architecture import to_dict
 from asng.runs import SUMMARY, write_json
 
@@ -172,6 +175,7 @@ def main() -> None:
     if given.draw is None:
         folder, lengths = given.out / given.mask, (given.search_iterations, given.iterations)
         rows = select_rows(list_small(folder) if given.mask == SMALL else list_rows(folder, *lengths), given.rows)
+        check_rows(Inpainting, rows, more)
     run_and_show(given, rows, partial(run_row, more=more), show_tables)
 
 

@@ -1,6 +1,10 @@
 """Other searches of the CIFAR-10 space: first-order DARTS, the authors' procedure, and their table."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import cifar10_others as bench
@@ -12,7 +16,7 @@ from asng import nas
 from asng.experiments.cifar10 import data, space
 from asng.experiments.cifar10.network import Net
 from asng.experiments.cifar10.task import Cifar10DataSettings
-from asng.runs import ARCHITECTURE, METRICS, SUMMARY
+from asng.runs import ARCHITECTURE, CONFIG, METRICS, SUMMARY, make_config, write_json
 from tests.helpers.small_cifar10 import random_files, release_of, write
 
 FLAGS: dict[str, Any] = {
@@ -141,3 +145,47 @@ def test_finished_seeds_are_shown_and_skipped(where, tmp_path, monkeypatch):
     assert row.startswith("| authors' procedure | 0 | 2 | ")
     monkeypatch.setattr(bench, "JOBS", {})
     bench.run_seed("authors", tmp_path / "runs", where, FLAGS, 0)
+
+
+def test_a_finished_search_of_other_settings_is_refused(tmp_path):
+    (tmp_path / "darts0").mkdir()
+    settings = bench.Cifar10SearchSettings(**FLAGS)
+    write_json(tmp_path / "darts0" / CONFIG, make_config("cifar10", "darts", settings))
+    write_json(tmp_path / "darts0" / SUMMARY, {})
+    bench.run_seed("darts", tmp_path, Cifar10DataSettings(), FLAGS, 0)
+    with pytest.raises(ValueError, match=r"darts0 holds a run of other settings \(epochs: 2 there, 25 here\)"):
+        bench.run_seed("darts", tmp_path, Cifar10DataSettings(), {**FLAGS, "epochs": 25}, 0)
+
+
+def test_zero_epochs_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        bench, "run_parallel", lambda function, seeds, workers: ((seed, function(seed)) for seed in seeds)
+    )
+    with pytest.raises(SystemExit, match="epochs must be at least 1, got 0"):
+        bench.main(["darts", "--epochs", "0", "--device", "cpu", "--out", str(tmp_path)])
+
+
+SIGNALLED = """
+import signal, sys, cifar10_others
+
+def run_parallel(*_):
+    signal.raise_signal(signal.SIGTERM)
+    yield
+
+cifar10_others.run_parallel = run_parallel
+cifar10_others.main(["darts", "--out", sys.argv[1]])
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_is_answered_as_ctrl_c(tmp_path):
+    path = os.pathsep.join([str(Path(bench.__file__).parent), *filter(None, sys.path)])
+    process = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 130
+    assert process.stderr.endswith(f"Interrupted. Finished parts are in {tmp_path}; the same command continues.\n")

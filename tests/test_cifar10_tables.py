@@ -13,7 +13,8 @@ from pathlib import Path
 import cifar10_tables as bench
 import pytest
 
-from asng.runs import ARCHITECTURE, CONFIG, METRICS, SUMMARY, read_config, write_json
+from asng.experiments.cifar10.task import Cifar10, Cifar10RetrainSettings
+from asng.runs import ARCHITECTURE, CONFIG, METRICS, SUMMARY, make_config, read_config, write_json
 
 
 def write_search(folder, probability, delta=0.05):
@@ -131,6 +132,33 @@ def test_rows_are_selected_by_their_names(tmp_path):
     assert bench.select_rows(rows, None) == rows
     with pytest.raises(SystemExit, match=r"there is no row random9; give some of found0, found1, "):
         bench.select_rows(rows, ["random1", "random9"])
+
+
+def test_a_finished_run_of_other_settings_is_not_taken_for_a_row(tmp_path, monkeypatch):
+    write_training(tmp_path / "table1" / "found0", 0.9)
+    settings = Cifar10RetrainSettings(epochs=2, test=False)
+    write_json(tmp_path / "table1" / "found0" / CONFIG, make_config("cifar10", "retrain", settings))
+    command = ["cifar10_tables.py", "table1", "--rows", "found0", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match=r"found0 holds a run of other settings \(epochs: 2 there, 600 here\)"):
+        bench.main()
+    monkeypatch.setattr(sys, "argv", [*command, "--", "--epochs", "2"])
+    bench.main()
+    with pytest.raises(SystemExit, match="has no flag --epochz"):
+        bench.check_rows(Cifar10, bench.table1(tmp_path / "table1"), ["--epochz", "2"])
+
+
+@pytest.mark.parametrize("part", ["robustness", "retraining", "kernels", "eight-epochs"])
+def test_kept_runs_have_the_settings_of_their_commands(part):
+    bench.check_rows(Cifar10, bench.PARTS[part](bench.FOUND / part), ["--amp-dtype", "bfloat16"])
+    with pytest.raises(SystemExit, match="amp_dtype: bfloat16 there, off here"):
+        bench.check_rows(Cifar10, bench.PARTS[part](bench.FOUND / part), [])
+
+
+def test_there_is_at_least_one_worker(capsys):
+    with pytest.raises(SystemExit):
+        bench.parse_flags(bench.make_parser("", "part", bench.PARTS, "runs"), "part", ["table1", "--workers", "0"])
+    assert capsys.readouterr().err.endswith("error: --workers must be at least 1, got 0\n")
 
 
 def test_kernels_are_shown_with_mean_and_spread_of_epochs_that_all_seeds_have(tmp_path):

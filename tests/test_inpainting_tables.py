@@ -1,6 +1,7 @@
 """The table of inpainting, and the commands behind it."""
 
 import os
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from PIL import Image
 
 from asng.experiments.inpainting.encoding import chain, read_values
 from asng.experiments.inpainting.network import new_autoencoder
-from asng.runs import SUMMARY, write_json
+from asng.experiments.inpainting.task import Inpainting, InpaintingRetrainSettings
+from asng.runs import CONFIG, SUMMARY, make_config, write_json
 
 ROOT = Path(__file__).parents[1]
 TINY = ["--small", "--checkpoint-every", "1", "--num-train-images", "8", "--batch-size", "2"]
@@ -65,6 +67,22 @@ def test_trainings_are_shown_with_mean_and_spread_of_their_group(tmp_path):
     assert "- found, cat: 26.50 ± 0.71 dB, SSIM 0.850 ± 0.071" in table
     assert "| BASE |" not in table
     assert table.endswith("int 29.3 dB, 0.911")
+
+
+def test_a_finished_run_of_another_length_is_not_taken_for_a_row(tmp_path, monkeypatch):
+    write_training(tmp_path / "half" / "random1", 20.0)
+    settings = InpaintingRetrainSettings(mask="half", iterations=20_000, seed=1)
+    write_json(tmp_path / "half" / "random1" / CONFIG, make_config("inpainting", "retrain", settings))
+    command = ["inpainting_tables.py", "half", "--rows", "random1", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    bench.main()
+    monkeypatch.setattr(sys, "argv", [*command, "--iterations", "500000"])
+    with pytest.raises(SystemExit, match=r"random1 holds a run of other settings \(iterations: 20000 there, 500000"):
+        bench.main()
+
+
+def test_kept_runs_of_the_preset_have_the_settings_of_their_commands():
+    bench.check_rows(Inpainting, bench.list_small(ROOT / "results" / "inpainting" / "small"), [])
 
 
 def test_the_preset_trains_what_its_search_found_and_four_others(tmp_path):
