@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from asng._untrusted import read_json, read_json_lines, read_text
 from asng.experiments._figures import COLORS
 from asng.experiments.cifar10.drawing import cells_figure, cells_of
-from asng.experiments.cifar10.space import SPACE, channels_for, effective_cells, num_parameters, random_values
+from asng.experiments.cifar10.space import SPACE, channels_for, idle_cells, num_parameters, random_values
 from asng.nas.architecture import from_json
-from asng.runs import ARCHITECTURE, METRICS, SUMMARY
+from asng.runs import ARCHITECTURE, CONFIG, METRICS, SUMMARY, read_config
 
 CURE = "take it from the repository again"
 ROOT = Path(__file__).parents[1]
@@ -110,14 +110,18 @@ def costs_of(searches: Sequence[Search], settled: int = 25, sure: float = 0.9) -
     return "\n".join(rows)
 
 
+def is_training(folder: Path) -> bool:
+    """Whether a folder has a training from scratch; of one search there is the architecture alone."""
+    return (folder / CONFIG).exists() and read_config(folder)["kind"] == "retrain"
+
+
 def name_idle(folder: Path, cells: int = 20) -> str:
     """Which of the kept searches found an architecture with cells that have no influence, and which cells."""
     found: dict[tuple[int, ...], list[str]] = {}
-    paths = [path for path in sorted(folder.rglob(ARCHITECTURE)) if path.parent.parent.name != "kernels"]
-    paths = [path for path in paths if not path.parent.name.startswith(("found", "random"))]  # trainings
+    paths = [path for path in sorted(folder.rglob(ARCHITECTURE)) if not is_training(path.parent)]
     for path in paths:
         values = from_json(read_text(path, CURE), SPACE)
-        if idle := tuple(sorted({*range(cells)} - {*effective_cells(values, cells)})):
+        if idle := tuple(idle_cells(values, cells)):
             found.setdefault(idle, []).append(path.parent.relative_to(folder).as_posix())
     lines = [f"{', '.join(names)}: cells {', '.join(map(str, idle))}" for idle, names in found.items()]
     return f"Without influence at {cells} cells, of {len(paths)} searches:\n" + "\n".join(lines)
@@ -125,7 +129,7 @@ def name_idle(folder: Path, cells: int = 20) -> str:
 
 def idle_share(draws: int = 2000, cells: int = 20) -> float:
     """The share of uniformly drawn architectures with cells that have no influence on the output."""
-    return sum(len(effective_cells(random_values(seed), cells)) < cells for seed in range(draws)) / draws
+    return sum(len(idle_cells(random_values(seed), cells)) > 0 for seed in range(draws)) / draws
 
 
 def draw(searches: Sequence[Search], path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from asng._convergence import MIN_CERTAINTY, MIN_STEPS, is_noise
 from asng._html import format_number, is_normal
 from asng.experiments.cifar10.picture import STATES
-from asng.experiments.cifar10.space import CELL_KINDS, cell_inputs, cell_paths, effective_cells
+from asng.experiments.cifar10.space import CELL_KINDS, cell_paths, describe_idle_parts, idle_cells
 from asng.report._cells import is_cells
 from asng.report._read import MAX_NUMBER, RunData, is_number
 from asng.report._tree import running_decisions
@@ -126,24 +126,15 @@ def _operations(run: RunData) -> dict[str, list[str]]:
 def _find_cells_without_influence(run: RunData) -> Iterator[str]:
     values, cells = run.values, run.config.get("cells")
     if is_cells(values):
-        for kind in CELL_KINDS:
-            unused = [STATES[state] for state in {0, 1}.difference(cell_inputs(cell_paths(values, kind)))]
-            if unused:
-                yield f"The {kind} cell does not use {' and '.join(unused)}."
-        if type(cells) is int and 3 <= cells <= MAX_CELLS:
-            dead = sorted(set(range(cells)) - effective_cells(values, cells))
-            if dead:
-                yield (
-                    f"{len(dead)} of {cells} cells have no influence on the output (counted from 0): "
-                    f"{format_number(dead)}.{_idle_share(run)}"
-                )
+        idle = idle_cells(values, cells) if type(cells) is int and 3 <= cells <= MAX_CELLS else []
+        yield from describe_idle_parts(values, idle, (STATES[0], STATES[1]))
+        yield from _find_idle_parameters(run)
     inactive = run.summary.get("inactive")
     if isinstance(inactive, list) and inactive:
         yield f"{len(inactive)} decisions have no effect on this network: {format_number(inactive)}."
 
 
-def _idle_share(run: RunData) -> str:
+def _find_idle_parameters(run: RunData) -> Iterator[str]:
     whole, effective = (run.summary.get(name, 0) for name in ("parameters", "effective_parameters"))
-    if not (is_number(whole) and is_number(effective)) or not 0 <= effective < whole:
-        return ""
-    return f" They, and inputs that are not used, hold {1 - effective / whole:.0%} of the parameters."
+    if is_number(whole) and is_number(effective) and 0 <= effective < whole:
+        yield f"Cells and inputs that are not used hold {1 - effective / whole:.0%} of the parameters."

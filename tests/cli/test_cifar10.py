@@ -15,6 +15,7 @@ from asng.experiments.cifar10.drop_path import measure_cut_off
 from asng.experiments.cifar10.layers import auxiliary_head
 from asng.experiments.cifar10.space import SPACE, num_parameters, random_values, values_of
 from asng.nas.architecture import from_json, to_json
+from asng.runs import read_config
 from tests.helpers.commands import (
     records_of,
     refusal,
@@ -133,10 +134,12 @@ def test_a_search_leaves_its_run_and_says_how_to_go_on(search_run):
         sources = ["cell k-2", "cell k-1", *(f"node {n}" for n in range(5))]
         ends = " + ".join(f"{operation} of {sources[source]}" for operation, source in slots)
         assert line == f"{kind} node {number}: {ends}"
-    assert lines[12:] == [
-        "Cells: runs/cifar10-asng-seed0/cells.png",
-        "Train it from scratch: asng cifar10 retrain runs/cifar10-asng-seed0",
-    ]
+    *_, size, cells, cure = lines[12:]
+    channels, number = (read_config(folder)[name] for name in ("channels", "cells"))
+    assert size.startswith(f"{num_parameters(values, channels, number, affine=False):,} parameters")
+    assert size.endswith(" with the channels of the search")
+    assert cells == "Cells: runs/cifar10-asng-seed0/cells.png"
+    assert cure == "Train it from scratch: asng cifar10 retrain runs/cifar10-asng-seed0"
     assert "\x1b" not in done.out  # plain when not a terminal
 
 

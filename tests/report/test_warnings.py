@@ -146,8 +146,16 @@ def test_inputs_and_cells_without_influence_are_named(tmp_path):
     config = {"experiment": "cifar10", "kind": "search", "cells": 8}
     text = warnings_of(tmp_path, config, architecture=values_of(**values), summary=summary)
     assert "The normal cell does not use cell k − 1." in text
-    assert "4 of 8 cells have no influence on the output (counted from 0): 0, 2, 4, 6." in text
-    assert "25% of the parameters" in text
+    assert "Without influence on the output (counted from 0): cells 0, 2, 4, 6." in text
+    assert "Cells and inputs that are not used hold 25% of the parameters." in text
+
+
+def test_the_parameters_of_an_input_that_is_not_used_are_told_where_all_cells_have_an_influence(tmp_path):
+    values = cells_of([0, 0, 3, 4] * 5 + [0, 1, 3, 4] * 5)  # of three cells the last two reduce
+    summary = {"parameters": 200, "effective_parameters": 150}
+    config = {"experiment": "cifar10", "kind": "search", "cells": 3}
+    text = warnings_of(tmp_path, config, architecture=values_of(**values), summary=summary)
+    assert "The normal cell does not use cell k − 1. Cells and inputs" in text
 
 
 def test_the_published_search_with_an_idle_cell_is_found_out(tmp_path):

@@ -105,6 +105,28 @@ def effective_cells(values: Mapping[str, Any], cells: int) -> set[int]:
     return influential_cells([inputs[CELL_KINDS[index in reductions]] for index in range(cells)], [cells - 1])
 
 
+def idle_cells(values: Mapping[str, Any], cells: int) -> list[int]:
+    """The other cells.
+
+    >>> idle_cells(values_of([0, 0, 3, 4] * 10), 8)
+    [0, 2, 4, 6]
+    """
+    return sorted(set(range(cells)) - effective_cells(values, cells))
+
+
+def describe_idle_parts(values: Mapping[str, Any], idle: Iterable[int], inputs: tuple[str, str]) -> list[str]:
+    """Sentences about idle cells, and about inputs, which have names, that no node of a cell reads.
+
+    >>> describe_idle_parts(values_of([0, 0, 3, 4] * 5 + [0, 1, 3, 4] * 5), [0, 6], ("k-2", "k-1"))
+    ['The normal cell does not use k-1.', 'Without influence on the output (counted from 0): cells 0, 6.']
+    """
+    unread = {kind: {0, 1}.difference(cell_inputs(cell_paths(values, kind))) for kind in CELL_KINDS}
+    found = [f"The {kind} cell does not use {inputs[source]}." for kind in CELL_KINDS for source in unread[kind]]
+    if numbers := ", ".join(map(str, idle)):
+        found.append(f"Without influence on the output (counted from 0): cells {numbers}.")
+    return found
+
+
 def num_parameters(
     values: Mapping[str, Any], channels: int, cells: int, *, affine: bool = True, effective: bool = False
 ) -> int:

@@ -216,8 +216,7 @@ class Cifar10(Task):
         sizes = {"parameters": count(), "effective_parameters": count(effective=True)}
         if is_trained:
             return {"channels": channels, **sizes}
-        dead = sorted(set(range(settings.cells)) - space.effective_cells(values, settings.cells))
-        return {**sizes, "cells_without_influence": dead}
+        return {**sizes, "cells_without_influence": space.idle_cells(values, settings.cells)}
 
     def record_of(self, values: Values) -> dict[str, Any]:
         return {"architecture": space.code_of(values)}
@@ -242,21 +241,26 @@ class Cifar10(Task):
             for kind in space.CELL_KINDS
             for node, pair in enumerate(space.cell_paths(summary["values"], kind))
         ]
-        dead = ", ".join(map(str, summary["cells_without_influence"]))
-        note = [f"Without influence on the output (counted from 0): cells {dead}"] if dead else []
-        return ["Found:", *nodes, *note, f"Cells: {folder / 'cells.png'}"]
+        idle = space.describe_idle_parts(
+            summary["values"], summary["cells_without_influence"], (sources[0], sources[1])
+        )
+        size = f"{_describe_size(summary)} with the channels of the search"
+        return ["Found:", *nodes, *idle, size, f"Cells: {folder / 'cells.png'}"]
 
     def describe_trained(self, summary: Mapping[str, Any], folder: Path) -> list[str]:
-        accuracy, parameters = 100 * summary["last"]["test_accuracy"], summary["parameters"]
-        size = f"{parameters:,} parameters"
-        if (effective := summary["effective_parameters"]) < parameters:
-            size += f" ({effective:,} with an influence on the output)"
-        return [f"Test accuracy {accuracy:.2f} %, {size}, {summary['channels']} channels"]
+        accuracy = 100 * summary["last"]["test_accuracy"]
+        return [f"Test accuracy {accuracy:.2f} %, {_describe_size(summary)}, {summary['channels']} channels"]
 
     def describe_test(self, report: Mapping[str, Any], folder: Path) -> list[str]:
         found = report["kind"] == "search"
         what = "the architecture found so far, with shared weights" if found else "trained from scratch"
         return [f"Test accuracy {100 * report['test_accuracy']:.2f} % after {report['steps']:,} steps ({what})"]
+
+
+def _describe_size(summary: Mapping[str, Any]) -> str:
+    parameters, effective = summary["parameters"], summary["effective_parameters"]
+    note = f" ({effective:,} with an influence on the output)" if effective < parameters else ""
+    return f"{parameters:,} parameters{note}"
 
 
 def _channels(settings: Any, values: Values) -> int:

@@ -3,6 +3,7 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -377,3 +378,16 @@ def test_a_limit_on_parameters_holds_for_what_is_run_and_what_is_found(images, t
 def test_settings_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         settings_with(**settings)
+
+
+def test_what_has_no_influence_on_the_output_is_told_with_the_parameters_that_have_one(images):
+    task, values = Cifar10(*images), values_of([0, 0, 3, 4] * 5 + [0, 1, 3, 4] * 5)
+    summary = task.summarize(Cifar10SearchSettings(cells=4, channels=2), values)
+    lines = task.describe_found({"values": values, **summary}, Path("run"))
+    whole, effective = (num_parameters(values, 2, 4, affine=False, effective=flag) for flag in (False, True))
+    assert lines[11:] == [
+        "The normal cell does not use cell k-1.",
+        "Without influence on the output (counted from 0): cells 2.",
+        f"{whole:,} parameters ({effective:,} with an influence on the output) with the channels of the search",
+        "Cells: run/cells.png",
+    ]
