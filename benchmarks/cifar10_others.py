@@ -284,7 +284,7 @@ def run_seeds(given: argparse.Namespace) -> None:
         flags |= dict.fromkeys(("num_train_images", "num_test_images"), given.max_images)
     where = Cifar10DataSettings(given.data, given.device, given.kernels)
     function = partial(run_seed, given.method, given.out, where, flags)
-    with closing(run_parallel(function, given.seeds, given.workers)) as done:
+    with closing(run_parallel(function, list(dict.fromkeys(given.seeds)), given.workers)) as done:
         for seed, _ in done:
             print(f"seed {seed} is finished", file=sys.stderr)
 

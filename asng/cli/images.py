@@ -15,7 +15,7 @@ from asng.cli.estimate import describe_load
 from asng.cli.flags import parse_command
 from asng.cli.terminal import Output, OutputFlags, SeedFlags
 from asng.experiments._estimates import estimate_search, estimate_training, load_per_core
-from asng.experiments._image_runs import evaluate, retrain, search
+from asng.experiments._image_runs import evaluate, read_settings, retrain, search
 from asng.experiments._images import data_folder
 from asng.experiments._task import DataSettings, Task
 from asng.report._command import to_flags
@@ -143,8 +143,7 @@ def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
     """`asng EXPERIMENT evaluate`."""
     flags = parse_verb(task, "evaluate", arguments)
     config = read_config(flags.run, task.name, needs=CHECKPOINT)  # before anything slow
-    of_search = config.get("kind") == "search"
-    settings_from_config(task.search_settings if of_search else task.train_settings, config, flags.run)  # likewise
+    read_settings(task, flags.run, config)  # likewise
     check_writable(flags.run / CONFIG)
     with terminal.output_of(flags) as output:
         with terminal.command_progress_bar(task.loading) as progress:

@@ -104,15 +104,22 @@ class Trained(NamedTuple):
     steps: int
 
 
+def read_settings(task: type[Task] | Task, folder: Path, config: Mapping[str, Any]) -> Any:
+    """The settings of a run, of either kind."""
+    kinds, kind = {"search": task.search_settings, "retrain": task.train_settings}, config.get("kind")
+    if kind not in kinds:
+        both = " or ".join(f"asng {task.name} {each}" for each in kinds)
+        raise ValueError(f"{folder} holds a run of {kind!r}; give one of {both}, which trains what others found")
+    return settings_from_config(kinds[kind], config, folder)
+
+
 def load_trained(task: Task, folder: Path, config: Mapping[str, Any]) -> Trained:
     """The network of a run so far; that of a search has its own batch statistics."""
-    checkpoint = Checkpoint(folder / CHECKPOINT, config)
-    if config.get("kind") == "search":
-        settings = settings_from_config(task.search_settings, config, folder)
+    checkpoint, settings = Checkpoint(folder / CHECKPOINT, config), read_settings(task, folder, config)
+    if config["kind"] == "search":
         search_job, steps = checkpoint.restore(lambda: SearchJob(task, settings))
         found = search_job.load_result(folder)
         return Trained(search_job.network(found), found, steps)
-    train_settings = settings_from_config(task.train_settings, config, folder)
     values = from_dict(config.get("architecture"))
-    train_job, steps = checkpoint.restore(lambda: TrainJob(task, train_settings, values))
+    train_job, steps = checkpoint.restore(lambda: TrainJob(task, settings, values))
     return Trained(train_job.model, values, steps)

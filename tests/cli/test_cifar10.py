@@ -5,6 +5,7 @@ import math
 import os
 import signal
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import requests
@@ -224,6 +225,17 @@ def test_evaluating_a_search_tests_what_it_found_with_shared_weights(search_run)
 
 
 # Data
+
+
+def test_a_run_of_another_kind_is_refused_by_its_kind(search_run, tmp_path):
+    folder = tmp_path / "darts0"
+    copytree(search_run[0], folder)
+    config = read_config(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "kind": "darts"}))
+    assert refusal("cifar10", "evaluate", str(folder)) == (
+        f"{folder} holds a run of 'darts'; give one of asng cifar10 search or asng cifar10 retrain, "
+        "which trains what others found"
+    )
 
 
 def test_damaged_or_missing_data_is_one_line_and_leaves_no_run(tmp_path, release):
