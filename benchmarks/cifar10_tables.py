@@ -313,7 +313,7 @@ def show_retraining(folder: Path) -> str:
     Seconds are those of the steps, without tests and checkpoints: of an epoch the median, and of all epochs.
     """
     heads = ["architecture", "seed", "channels", "parameters", "with an influence", "test error"]
-    heads += ["train loss", "s per epoch", "s in all"]
+    heads += ["train loss", "epochs", "s per epoch", "s in all"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     means = []
     for group, text in GROUPS.items():
@@ -324,8 +324,8 @@ def show_retraining(folder: Path) -> str:
             sizes = f"{summary['channels']} | {summary['parameters']:,} | {summary['effective_parameters']:,}"
             records = read_epochs(path)
             seconds = f"{statistics.median(record['seconds'] for record in records):.1f} | {_seconds(records)}"
-            loss = records[-1]["train_loss"]
-            lines.append(f"| {text} | {path.name[-1]} | {sizes} | {errors[-1]:.2f} % | {loss:.2f} | {seconds} |")
+            losses = f"{errors[-1]:.2f} % | {records[-1]['train_loss']:.2f} | {len(records)}"
+            lines.append(f"| {text} | {path.name[-1]} | {sizes} | {losses} | {seconds} |")
         if len(errors) > 1:
             means.append(f"- {text}: {_mean_error(errors)} ({len(errors)} networks)")
     return "\n".join([*lines, "", *means]).strip()

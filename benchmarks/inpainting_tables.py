@@ -137,7 +137,7 @@ def run_row(commands: Sequence[Command], more: Sequence[str]) -> bool:
 
 def show_mask(folder: Path) -> str:
     """A Markdown table of the trainings that are finished and tested, and mean and standard deviation of each group."""
-    lines = ["| architecture | seed | layers | parameters | PSNR | SSIM |", "|---|---|---|---|---|---|"]
+    lines = ["| architecture | seed | layers | parameters | iterations | PSNR | SSIM |", "|---" * 7 + "|"]
     means = []
     for group, text in GROUPS.items():
         tested = []
@@ -148,7 +148,8 @@ def show_mask(folder: Path) -> str:
             report = read_json(path / EVALUATION, CURE, dict[str, Any])
             tested.append((report["psnr"], report["ssim"]))
             layers = sum("left out" not in line for line in summary["chain"])
-            numbers = f"{layers} | {summary['parameters']:,} | {report['psnr']:.2f} dB | {report['ssim']:.3f}"
+            sizes = f"{layers} | {summary['parameters']:,} | {summary['last']['step']:,}"
+            numbers = f"{sizes} | {report['psnr']:.2f} dB | {report['ssim']:.3f}"
             lines.append(f"| {text} | {path.name[-1]} | {numbers} |")
         if len(tested) > 1:
             psnr, ssim = ((statistics.mean(values), statistics.stdev(values)) for values in zip(*tested, strict=True))

@@ -62,7 +62,7 @@ def test_the_paper_s_training_begins_with_what_the_first_search_found(tmp_path):
 def test_the_paper_s_training_is_shown_with_the_cost_of_the_search_and_the_paper_s_numbers(tmp_path):
     write_training(tmp_path / "found0", 0.972)
     *_, row, cost, paper = bench.show_table1(tmp_path).splitlines()
-    assert row.endswith("| 2.80 % | 0.33 | 8.0 | 77 |")
+    assert row.endswith("| 2.80 % | 0.33 | 3 | 8.0 | 77 |")
     assert cost == "- search of seed 0, which had the GPU for itself: 0.0101 GPU days"
     assert paper == "- the paper: 2.83 ± 0.14 %, 0.11 GPU days"
 
@@ -89,7 +89,7 @@ def test_trainings_are_shown_with_mean_and_spread_of_their_group(tmp_path):
     write_training(tmp_path / "random1", 0.97)
     write_training(tmp_path / "found0", 0.972)
     table = bench.show_retraining(tmp_path)
-    assert "| found by the searches | 0 | 42 | 4,000,000 | 3,000,000 | 2.80 % | 0.33 | 8.0 | 77 |" in table
+    assert "| found by the searches | 0 | 42 | 4,000,000 | 3,000,000 | 2.80 % | 0.33 | 3 | 8.0 | 77 |" in table
     assert table.endswith("- random: 4.00 ± 1.41 % (2 networks)")
 
 

@@ -20,7 +20,8 @@ TINY = ["--small", "--checkpoint-every", "1", "--num-train-images", "8", "--batc
 
 def write_training(folder, psnr, ssim=0.9):
     folder.mkdir(parents=True)
-    write_json(folder / SUMMARY, {"chain": ["1  3x3 skip", "2  3x3 down  left out at 1x1"], "parameters": 482_688})
+    chain = ["1  3x3 skip", "2  3x3 down  left out at 1x1"]
+    write_json(folder / SUMMARY, {"chain": chain, "parameters": 482_688, "last": {"step": 20_000}})
     write_json(folder / "evaluation.json", {"psnr": psnr, "ssim": ssim})
 
 
@@ -62,8 +63,8 @@ def test_trainings_are_shown_with_mean_and_spread_of_their_group(tmp_path):
     write_training(tmp_path / "center" / "cat-wide0", 25.0)
     (tmp_path / "center" / "base0").mkdir()  # not finished
     table = bench.show_tables(tmp_path)
-    assert "| found, cat | 0 | 1 | 482,688 | 26.00 dB | 0.900 |" in table
-    assert "| BASE, as many parameters as found by cat | 0 | 1 | 482,688 | 25.00 dB | 0.900 |" in table
+    assert "| found, cat | 0 | 1 | 482,688 | 20,000 | 26.00 dB | 0.900 |" in table
+    assert "| BASE, as many parameters as found by cat | 0 | 1 | 482,688 | 20,000 | 25.00 dB | 0.900 |" in table
     assert "- found, cat: 26.50 ± 0.71 dB, SSIM 0.850 ± 0.071" in table
     assert "| BASE |" not in table
     assert table.endswith("int 29.3 dB, 0.911")
