@@ -374,15 +374,19 @@ def read_only_view(array: Array) -> Array:
     return view
 
 
-def describe_distribution(optimizer: Optimizer) -> dict[str, Any]:
+def describe_distribution(optimizer: Optimizer, distribution: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The distribution as plain numbers: for each variable the probabilities by choice, or a mean and a std.
+
+    Args:
+        optimizer: Of the distribution.
+        distribution: What its `distribution()` returned before, instead of the one now.
 
     >>> from asng import ASNG, Categorical, Integer
     >>> describe_distribution(ASNG({"act": Categorical(["relu", "tanh"]), "depth": Integer(1, 3)}))
     {'act': {'relu': 0.5, 'tanh': 0.5}, 'depth': {'mean': 2.0, 'std': 1.0}}
     """
     described: dict[str, Any] = {}
-    for name, parameters in optimizer.distribution().items():
+    for name, parameters in (optimizer.distribution() if distribution is None else distribution).items():
         choices = optimizer.space[name].values()
         if isinstance(parameters, np.ndarray) and choices is not None:
             labels = [str(choice) for choice in choices]

@@ -92,7 +92,10 @@ def probabilities(result: Any) -> "Figure":
     _check_result(result, "history")
     records = [record for record in result.history if "distribution" in record]
     if not records:
-        raise ValueError("the history has no distributions; pass what nas.search returned")
+        raise ValueError(
+            "the history has no distributions; pass what nas.search returned, or to nas.result records with "
+            "'distribution': arch_optimizer.distribution()"
+        )
     epochs = [record.get("epoch", index) for index, record in enumerate(records, 1)]
     names = list(records[0]["distribution"])
     figure, axes = _panels(len(names), height=2.6)

@@ -112,8 +112,17 @@ def test_probabilities_are_drawn_over_the_epochs():
     assert points_of(axes["op0"])["tanh"][-1][1] == last["op0"][0]
 
 
+def test_records_of_an_own_loop_may_hold_the_distributions_of_the_optimizer(tmp_path):
+    result = make_result([{"distribution": make_result().arch_optimizer.distribution()}] * 2)
+    axes = panels(plot.probabilities(result))
+    assert points_of(axes["op0"])["tanh"] == [[1, pytest.approx(0.7)], [2, pytest.approx(0.7)]]
+    assert list(points_of(axes["width"]).values()) == [[[1, 3.0], [2, 3.0]]]
+    result.save(tmp_path / "run")
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
 def test_a_history_without_distributions_is_refused():
-    with pytest.raises(ValueError, match="the history has no distributions; pass what"):
+    with pytest.raises(ValueError, match=r"no distributions; .*'distribution': arch_optimizer.distribution\(\)"):
         plot.probabilities(make_result([{"train_loss": 3.0}]))
 
 

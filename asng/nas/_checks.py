@@ -109,8 +109,9 @@ def check_module(model: Any) -> None:
 
 
 def check_batches(batches: Any, name: str, *, may_be_endless: bool = False) -> None:
-    """Raise ValueError for what cannot be iterated or gives rows, and for iterators of itertools that never end."""
-    if not isinstance(batches, Iterable) or getattr(batches, "ndim", 1) == 0:
+    """Raise ValueError for what cannot be iterated or gives rows or names, and for iterators that never end."""
+    has_no_batches = isinstance(batches, (str, bytes, Mapping))  # a path; columns by their names
+    if has_no_batches or not isinstance(batches, Iterable) or getattr(batches, "ndim", 1) == 0:
         raise ValueError(f"{name} must give batches when it is iterated, such as a DataLoader, got {shorten(batches)}")
     if hasattr(batches, "ndim"):  # also an array or a table
         raise ValueError(
@@ -273,7 +274,7 @@ def check_step_options(
     if judge is not None:
         check_judge(judge)
     try:
-        is_norm = max_grad_norm is None or float(max_grad_norm) > 0
+        is_norm = max_grad_norm is None or (not isinstance(max_grad_norm, str) and float(max_grad_norm) > 0)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several numbers
         is_norm = False
     if not is_norm:

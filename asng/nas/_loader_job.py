@@ -69,6 +69,17 @@ class Schedules:
     def _cosines(self, epochs: int) -> list[CosineAnnealingLR]:
         return [CosineAnnealingLR(optimizer, epochs * self._per_epoch) for optimizer in self._optimizers]
 
+    def warn_of_zero(self) -> None:
+        """Warn of a default schedule that begins at 0, where an earlier one has ended: it never leaves it."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        trained = [group for group in groups if any(parameter.requires_grad for parameter in group["params"])]
+        if self._is_default and trained and not any(float(group["lr"]) for group in trained):
+            warnings.warn(
+                "the learning rate of weight_optimizer is 0, so the weights do not change; the schedule of an earlier "
+                "search ends there: make a new optimizer for each search, or set its learning rate",
+                stacklevel=2,
+            )
+
     def start_over(self, done: int) -> None:
         """Restart the default schedule for epochs that were added after it had ended."""
         if self._is_default and done < self._epochs and self._schedulers[0].last_epoch >= self._schedulers[0].T_max:
@@ -180,6 +191,8 @@ class LoaderJob(Job):
                 epoch = max(len(self._losses), 1)
                 raise ValueError(f"train_loader gave no batches in epoch {epoch}; is it empty, or used up?")
             return None
+        if not self._losses and _distributed.is_rank0():
+            self._schedules.warn_of_zero()
         is_warmup = max(len(self._losses) - 1, 0) < self._warmup_epochs
         step = self._oneshot.train_step(pair[0]) if is_warmup else self._oneshot.step(*pair)
         if not self._losses:  # what cannot be extracted is refused now, and not when the search ends

@@ -217,7 +217,8 @@ def result(oneshot: OneShot, history: Sequence[Mapping[str, Any]] = ()) -> Searc
 
     Args:
         oneshot: A search, at any time.
-        history: Records of its epochs, for the result.
+        history: Records of its epochs, for the result; in them, `"distribution": arch_optimizer.distribution()` is for
+            `plot.probabilities` and reports.
 
     Returns:
         The result. If no drawn or measured architecture is feasible, it is the nearest one, and a warning says how far
@@ -260,10 +261,19 @@ def build_result(oneshot: OneShot, history: Sequence[Mapping[str, Any]]) -> Sear
         *architecture[:5],  # without a score and costs
         limits=limits,
         model=model,
-        history=[dict(record) for record in history],
+        history=[_with_plain_distribution(record, oneshot.arch_optimizer) for record in history],
         arch_optimizer=oneshot.arch_optimizer,
         oneshot=oneshot,
     )
+
+
+def _with_plain_distribution(record: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """A copy of a record, in which a distribution as `optimizer.distribution()` returns it has plain numbers."""
+    found = record.get("distribution")
+    if not isinstance(found, Mapping) or found.keys() != optimizer.space.keys():
+        return dict(record)
+    is_plain = all(isinstance(parameters, Mapping) for parameters in found.values())
+    return dict(record) if is_plain else {**record, "distribution": describe_distribution(optimizer, found)}
 
 
 def oneshot_of(search: OneShot | SearchResult) -> OneShot:

@@ -91,7 +91,11 @@ def step_with(**wrong):
     ("name", "message", "wrongs"),
     [
         ("loss_fn", r"loss_fn must be a function \(model, batch\) -> loss, got ", [None, 5, "x", torch.ones(2)]),
-        ("max_grad_norm", "max_grad_norm must be above 0, or None", [0, -1.0, "x", 1j, [], torch.ones(2), math.nan]),
+        (
+            "max_grad_norm",
+            "max_grad_norm must be above 0, or None",
+            [0, -1.0, "x", "5", 1j, [], torch.ones(2), math.nan],
+        ),
         ("amp_dtype", "amp_dtype must be torch.bfloat16, torch.float16", ["x", torch.float32, np.array(None), 5]),
         ("mask_inactive", "mask_inactive must be True or False", [None, 1, "yes", torch.ones(2)]),
         ("capture", "capture must be True or False", [None, 1, "yes", torch.ones(2)]),

@@ -8,6 +8,7 @@ from torch.optim.lr_scheduler import (
     ChainedScheduler,
     CosineAnnealingLR,
     ExponentialLR,
+    LambdaLR,
     LinearLR,
     OneCycleLR,
     ReduceLROnPlateau,
@@ -87,6 +88,23 @@ def test_the_default_cosine_may_run_in_steps():
     expected = [0.05 * (1 + math.cos(math.pi * step / 10)) for step in range(10)]
     assert lrs_of(scheduler_interval="step") == pytest.approx(expected)
     assert lrs_of() == pytest.approx([0.1] * 5 + [0.05] * 5)
+
+
+def test_a_default_schedule_that_begins_at_0_is_warned_of():
+    model = Net()
+    weights = torch.optim.SGD([{"params": model.first.parameters()}, {"params": model.blocks.parameters()}], 0.1)
+    weights.add_param_group({"params": model.head.parameters(), "lr": 0.0})  # one group may be kept
+    run_search(model, weight_optimizer=weights)
+    with pytest.warns(UserWarning, match=r"learning rate of weight_optimizer is 0, .* earlier search .* make a new"):
+        run_search(model, weight_optimizer=weights)
+    run_search(model, weight_optimizer=weights, lr_scheduler=LambdaLR(weights, lambda epoch: 0.1 * epoch))  # a warm-up
+
+
+def test_the_same_call_after_a_finished_search_is_not_warned_of_its_learning_rate(tmp_path):
+    model = Net()
+    weights = torch.optim.SGD(model.parameters(), 0.1)
+    for epochs in (2, 2, 4):
+        run_search(model, weight_optimizer=weights, checkpoint=tmp_path / "search.pt", epochs=epochs)
 
 
 class Plateau(ReduceLROnPlateau):

@@ -248,6 +248,11 @@ def test_a_folder_is_no_checkpoint(tmp_path):
         ({"epochs": 1.5}, r"epochs must be an integer, got 1\.5"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"train_loader": 3}, "train_loader must give batches when it is iterated, such as a DataLoader, got 3"),
+        ({"train_loader": "train.csv"}, r"train_loader must give batches when .* DataLoader, got 'train\.csv'"),
+        (
+            {"valid_loader": {"x": 3, "y": 4}},
+            r"valid_loader must give batches when .* DataLoader, got \{'x': 3, 'y': 4\}",
+        ),
         (
             {"train_loader": torch.randn(32, 4)},
             r"train_loader must give batches .*, but a Tensor gives rows; pass a list of .*, such as x\.split\(32\)",
