@@ -88,6 +88,7 @@ results: .venv/installed  ## every table and figure of docs/results.md, from the
 	$(BIN)/python benchmarks/black_box.py --draw results/black_box --figure docs/black_box.png
 	$(BIN)/python benchmarks/black_box.py --draw results/black_box --against asng
 	$(BIN)/python benchmarks/black_box.py --draw results/black_box/n_trials
+	$(BIN)/python benchmarks/black_box.py --draw results/black_box/ask_tell
 	$(BIN)/python benchmarks/noisy_population.py --draw results/noisy_population
 	$(BIN)/python benchmarks/inactive.py --draw results/inactive
 

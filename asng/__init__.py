@@ -4,7 +4,7 @@ from asng._asktell import Best, Candidate, Optimizer, Seed
 from asng._blackbox import Evaluation
 from asng.baselines import SNG, Adam, RandomSearch
 from asng.families import Bounds, CategoricalFamily, Choices, Family, Joint, Normal, NormalFamily
-from asng.minimize import EvaluationError, Result, minimize
+from asng.minimize import EvaluationError, Result, minimize, minimizer
 from asng.optimizer import ASNG, rank_utilities
 from asng.space import Categorical, Custom, Integer, Real, Variable, family_of
 
@@ -36,5 +36,6 @@ __all__ = [
     "Variable",
     "family_of",
     "minimize",
+    "minimizer",
     "rank_utilities",
 ]

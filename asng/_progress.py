@@ -54,18 +54,24 @@ def progress_bar(title: str, console: Any = None) -> Iterator[Progress]:
 
 @contextmanager
 def delayed_progress_bar(title: str, *, wanted: bool) -> Iterator[Progress]:
-    """A bar that appears after a second, so that quick computations show none."""
+    """A bar that appears after a second, so that quick computations show none; without a terminal a line a minute."""
     if not wanted:
         yield no_progress
         return
+
+    def log(fraction: float, text: str = "", *, line: bool = False) -> None:
+        sys.stderr.write(f"{title}: {text or f'{fraction:.0%}'}\n")
+
     with progress_bar(title) as bar:
-        next_report = time.monotonic() + FIRST_REPORT
+        is_log = bar is no_progress
+        show, interval = (log, LOG_INTERVAL) if is_log else (bar, REPORT_INTERVAL)
+        next_report = time.monotonic() + (LOG_INTERVAL if is_log else FIRST_REPORT)
 
         def report(fraction: float, text: str = "", *, line: bool = False) -> None:
             nonlocal next_report
             if time.monotonic() >= next_report:
-                bar(fraction, text, line=line)
-                next_report = time.monotonic() + REPORT_INTERVAL
+                show(fraction, text, line=line)
+                next_report = time.monotonic() + interval
 
         yield report
 

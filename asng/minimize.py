@@ -15,13 +15,14 @@ import numpy as np
 from asng._asktell import Optimizer, Seed
 from asng._blackbox import BlackBox, Evaluation, Limits, Trial, limit_name
 from asng._checks import check_bool, check_float, check_int, unfit_signature
+from asng._covariance import black_box_optimizer, default_population_size
 from asng._evaluation import Evaluator, ExecutorLost, InExecutor
 from asng._progress import Progress, delayed_progress_bar
 from asng._signals import sigterm_as_interrupt
-from asng.space import Variable
+from asng.space import Variable, family_of
 
 FORMAT = "asng minimize 6"
-MAX_SHOWN = 6  # values in a text
+MAX_SHOWN, MAX_WIDTH = 6, 40  # values in a line of text, and characters of one
 MAX_WARNED = 3  # kinds of errors
 NUMBER = re.compile(r"0x[0-9a-f]+|-?[0-9][-+.0-9e]*")  # errors of one reason differ in sizes, losses, addresses
 
@@ -62,6 +63,12 @@ class Result(NamedTuple):
         """Short, without mode, history and optimizer."""
         shown = f"values={_format_values(self.values)}, loss={self.loss:g}"
         return f"Result({shown}, evaluations={self.evaluations}, stopped={self.stopped!r})"
+
+    def __str__(self) -> str:
+        """A line for each value, below the loss, the number of evaluations and the reason to stop."""
+        width = max(map(len, self.values))
+        lines = [f"{name:<{width}}  {_format_value(value)}" for name, value in self.values.items()]
+        return "\n".join([f"loss {self.loss:g}, {self.evaluations:,} evaluations, stopped: {self.stopped}", *lines])
 
 
 class EvaluationError(RuntimeError):
@@ -140,7 +147,8 @@ def minimize(
         restarts: Maximum number of restarts, each with twice the population (at most 1,000), after convergence or when
             nothing new is found; by default no limit, or 0 if `noisy`. In a space of up to 10,000 values the last
             restart evaluates all remaining ones, in random order.
-        progress: Show a progress bar after a second, if stderr is a terminal, and print where a checkpoint continues.
+        progress: Show a progress bar on stderr after a second, or a line every minute if stderr is no terminal; and
+            print where a checkpoint continues.
 
     Returns:
         The best values, their loss, the mode, the reason to stop, all evaluations, and the optimizer.
@@ -181,6 +189,52 @@ def minimize(
             stopped = "executor"
     run.finish()
     return _result(run, stopped, is_saved=checkpoint is not None)
+
+
+def minimizer(
+    space: Mapping[str, Variable],
+    *,
+    evaluations: int | None = None,
+    population_size: int | None = None,
+    noisy: bool = False,
+    initial: Mapping[str, Any] | None = None,
+    seed: Seed = None,
+) -> Optimizer:
+    """The optimizer of `minimize`, for a loop of your own around its `ask` and `tell`.
+
+    For black boxes it is better than `ASNG`, whose defaults are those of one-shot search. `minimize` also restarts it,
+    evaluates equal values once, and, of choices alone, tells the best of the last populations again.
+
+    Args:
+        space: Names and variables.
+        evaluations: How many there will be, from which the population follows as in `minimize`; by default it is that
+            of many evaluations without noise.
+        population_size: Candidates per ask, instead of that.
+        noisy: Whether the same values may have different losses.
+        initial: Priors by name, as in `ASNG`.
+        seed: An integer or a SeedSequence; None for a random one.
+
+    Returns:
+        An optimizer with `ask`, `tell`, `mode`, `best` and `state_dict`, as `ASNG` has them.
+
+    Raises:
+        ValueError: An argument does not fit; the message names it.
+
+    >>> import asng
+    >>> optimizer = asng.minimizer({"op": asng.Categorical(["add", "mul"]), "x": asng.Real(-5, 5)}, seed=0)
+    >>> for _ in range(60):
+    ...     candidates = optimizer.ask()
+    ...     optimizer.tell(candidates, [abs(c.values["x"] - 2) + (c.values["op"] == "add") for c in candidates])
+    >>> optimizer.mode()["op"], round(optimizer.mode()["x"], 3)
+    ('mul', 2.0)
+    """
+    noisy = check_bool(noisy, "noisy")
+    if evaluations is not None:
+        evaluations = check_int(evaluations, "evaluations", min=2)
+    family_of(space)  # checks the space before its variables are counted
+    if population_size is None:
+        population_size = default_population_size(space, evaluations, noisy=noisy and evaluations is not None)
+    return black_box_optimizer(space, noisy=noisy, population_size=population_size, initial=initial, seed=seed)
 
 
 def _make_evaluator(f: Callable[..., Any], executor: Executor | None, timeout: float | None) -> Evaluator[Trial]:
@@ -292,9 +346,12 @@ def _open_checkpoint(run: BlackBox, path: str | PathLike[str] | None) -> Iterato
 
 def _format_values(values: Mapping[str, Any]) -> str:
     """Values as text, cut to the first few."""
-    texts = {name: f"{v:.6g}" if isinstance(v, float) else str(repr(v))[:40] for name, v in values.items()}
-    shown = [f"{name!r}: {text}" for name, text in list(texts.items())[:MAX_SHOWN]]
+    shown = [f"{name!r}: {_format_value(value)}" for name, value in list(values.items())[:MAX_SHOWN]]
     return f"{{{', '.join(shown + ['...'] * (len(values) > MAX_SHOWN))}}}"
+
+
+def _format_value(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(repr(value))[:MAX_WIDTH]
 
 
 def _check_callables(f: Any, space: Any, executor: Any, limits: Any, callback: Any) -> None:

@@ -13,6 +13,7 @@
     asng in Optuna  asng's ASNGSampler, all defaults; "asng in Optuna, n_trials", told the evaluations, if asked for
     1+1, NGOpt      nevergrad's DiscreteOnePlusOne and NGOpt
     GA              pymoo's MixedVariableGA, all defaults
+    asng.minimizer  a loop around its ask and tell; so do "asng.ASNG" and "asng.ASNG of 15"; if asked for
 
 "pbo" are functions of IOHprofiler's pseudo-Boolean suite (36 bits, of which seeds flip some), "mixint" those of COCO's
 bbob-mixint (10 variables, 8 of them integers; seeds go through the first 15 instances), "bbob" those of COCO's bbob

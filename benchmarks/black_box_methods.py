@@ -37,6 +37,21 @@ def by_asng(f: Loss, problem: Problem, evaluations: int, seed: int) -> Values:
     return result.mode if noisy else result.values
 
 
+def by_ask_and_tell(
+    f: Loss, problem: Problem, evaluations: int, seed: int, *, make: Callable[..., asng.Optimizer], **settings: Any
+) -> Values | None:
+    """A loop of one's own."""
+    noisy, left = problem.noise > 0, evaluations
+    optimizer = make(problem.space, seed=seed, **settings, **({"noisy": noisy} if make is asng.minimizer else {}))
+    while left > 1:  # a single candidate has nothing to be compared with
+        candidates = optimizer.ask(min(left, optimizer.population_size))
+        values = [Read(candidate.values) for candidate in candidates]
+        losses = [f(read) for read in values]
+        optimizer.tell(candidates, losses, active=[read.names for read in values])
+        left -= len(candidates)
+    return optimizer.mode() if noisy else None
+
+
 def by_random(f: Loss, problem: Problem, evaluations: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
 
@@ -175,6 +190,9 @@ METHODS: dict[str, tuple[str, Callable[..., Values | None]]] = {  # and the pack
     "1+1": ("nevergrad", partial(by_nevergrad, name="DiscreteOnePlusOne")),
     "NGOpt": ("nevergrad", partial(by_nevergrad, name="NGOpt")),
     "GA": ("pymoo", by_pymoo),
+    "asng.minimizer": ("asng", partial(by_ask_and_tell, make=asng.minimizer)),
+    "asng.ASNG": ("asng", partial(by_ask_and_tell, make=asng.ASNG)),
+    "asng.ASNG of 15": ("asng", partial(by_ask_and_tell, make=asng.ASNG, population_size=15)),
     "asng in Optuna, n_trials": ("optuna", partial(by_optuna, sampler="ASNGSampler", told_trials=True)),
 }
-DEFAULT = [method for method in METHODS if method != "asng in Optuna, n_trials"]
+DEFAULT = [method for method in METHODS if "." not in method and "," not in method]

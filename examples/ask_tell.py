@@ -10,16 +10,16 @@ def loss(activation, layers, lr):
     return {"relu": 1.0, "tanh": 2.0, "gelu": 0.0}[activation] + abs(layers - 5) / 3 + abs(math.log10(lr) + 3)
 
 
-optimizer = asng.ASNG(
+optimizer = asng.minimizer(
     {
         "activation": asng.Categorical(["relu", "tanh", "gelu"]),
         "layers": asng.Integer(1, 12),
         "lr": asng.Real(1e-5, 1e-1, log=True),
     },
-    population_size=8,
+    evaluations=300,
     seed=0,
 )
-for _ in range(150):
+for _ in range(300 // optimizer.population_size):
     candidates = optimizer.ask()
     optimizer.tell(candidates, [loss(**candidate.values) for candidate in candidates])
 

@@ -235,7 +235,7 @@ def test_what_the_page_says_of_gp_and_asng_follows_from_the_kept_rows():
         assert "behind on 15" in page
 
 
-@pytest.mark.parametrize("folder", ["black_box", "black_box/n_trials"])
+@pytest.mark.parametrize("folder", ["black_box", "black_box/n_trials", "black_box/ask_tell"])
 def test_the_tables_of_black_boxes_are_what_the_kept_rows_give(folder):
     from black_box_report import show, show_seconds
 
