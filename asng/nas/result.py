@@ -177,12 +177,16 @@ class SearchResult:
         return [f"{MAX_EPOCHS} of {epochs} epochs; result.history has all"] if epochs > MAX_EPOCHS else []
 
     def _summary(self) -> list[str]:
-        """How sure the search is, and the costs under limits."""
+        """How sure the search is, the costs under limits, and what is to be done before the network is evaluated."""
         kind = "feasible" if self.feasible else "infeasible, the nearest to the limits of all measured"
         costs = f"{kind}: {_format_costs(self.limits)}"
+        norms = (
+            "before model.eval() call nas.recalibrate(model, batches): batch norms have statistics of all candidates"
+        )
         return [
             f"probability {self.probability:.3g}, certainty {self.certainty:.2f}",
             *([costs] if self.limits else []),
+            *([norms] if any(norm.training for norm in norms_of(self.model)) else []),
         ]
 
     def save(

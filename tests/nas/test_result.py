@@ -166,6 +166,17 @@ def test_a_result_prints_its_epochs_of_many_ten_with_first_and_last():
     assert len(repr(result(search, history[:10])).split("\n\n")[-1].splitlines()) == 11
 
 
+def test_a_result_with_batch_norms_says_what_evaluation_needs_until_its_network_is_in_evaluation_mode():
+    note = "before model.eval() call nas.recalibrate(model, batches)"
+    found = result(oneshot(nn.Sequential(nn.BatchNorm1d(1), *Net().children())))
+    assert note in repr(found)
+    assert note in found._repr_html_()
+    found.model.eval()
+    assert note not in repr(found)
+    without = oneshot(nn.Sequential(nn.BatchNorm1d(1, track_running_stats=False), *Net().children()))
+    assert note not in repr(result(without))
+
+
 # Searches that are too short -----------------------------------------------------------------------
 
 
