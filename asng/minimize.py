@@ -274,7 +274,7 @@ def _evaluate(
             reason = NUMBER.sub("", evaluation.error)
             if reason and reason not in warned and len(warned) < MAX_WARNED:
                 warned.add(reason)
-                shown = f"evaluation {number} of {_format_values(evaluation.values)}"
+                shown = f"evaluation {number}, {_format_values(evaluation.values)},"
                 rest = "; the history has all other errors" if len(warned) == MAX_WARNED else ""
                 warnings.warn(f"{shown} failed and ranks last: {evaluation.error}{rest}", stacklevel=3)
             returned = None if callback is None else callback(evaluation)

@@ -18,7 +18,7 @@ def reciprocal(values):
 
 
 def test_an_exception_costs_one_evaluation_and_ranks_last():
-    with pytest.warns(UserWarning, match=r"evaluation \d+ of \{'n': 0\} failed and ranks last: ZeroDivisionError: div"):
+    with pytest.warns(UserWarning, match=r"evaluation \d+, \{'n': 0\}, failed and ranks last: ZeroDivisionError: div"):
         result = minimize(reciprocal, LINE, evaluations=50, seed=0)
     failed = [evaluation for evaluation in result.history if evaluation.error]
     assert [evaluation.values for evaluation in failed] == [{"n": 0}]

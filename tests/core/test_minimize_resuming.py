@@ -193,7 +193,7 @@ def test_a_checkpoint_can_be_given_another_target(tmp_path):
 
 def test_failures_are_restored_with_their_errors(tmp_path):
     f = Interrupted(4, f=loss, error=OSError("gone"))
-    with pytest.warns(UserWarning, match="evaluation 4 of .* failed and ranks last: OSError: gone"):
+    with pytest.warns(UserWarning, match=r"evaluation 4, \{.*\}, failed and ranks last: OSError: gone"):
         minimize(f, BLEND, **SETTINGS | {"evaluations": 10}, checkpoint=tmp_path / "state.json")
     restored = minimize(f, BLEND, **SETTINGS | {"evaluations": 20}, checkpoint=tmp_path / "state.json")
     assert [each.error for each in restored.history] == ["", "", "", "OSError: gone"] + [""] * 16

@@ -185,6 +185,8 @@ def test_a_batch_that_is_not_unpacked_is_told_by_the_layer():
         TypeError, match=r"^layer 0 takes a tensor, but got a tuple; is the batch unpacked before the model"
     ):
         make_oneshot().train_step((BATCHES[0], BATCHES[0]))
+    with pytest.raises(TypeError, match=r"^layer 0 takes a tensor, but got a ndarray; convert it by torch.as_tensor\n"):
+        make_oneshot().train_step(BATCHES[0].numpy())
 
 
 def test_a_front_of_a_small_space_ends_however_many_are_asked_for():

@@ -424,10 +424,10 @@ class ElasticLayer(Searchable):
             RuntimeError: It has another size, or is a nested tensor.
         """
         if not isinstance(x, Tensor):
-            raise TypeError(
-                f"{name_of(self)} takes a tensor, but got a {type(x).__name__}; is the batch unpacked before the model "
-                "is called?"
-            )
+            cure = "is the batch unpacked before the model is called?"
+            if hasattr(x, "__array__"):
+                cure = "convert it by torch.as_tensor"
+            raise TypeError(f"{name_of(self)} takes a tensor, but got a {type(x).__name__}; {cure}")
         if x.is_nested:
             raise RuntimeError(
                 f"{name_of(self)} got a nested tensor, as nn.TransformerEncoder makes it in evaluation mode; set "
