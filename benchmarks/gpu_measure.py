@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -31,6 +32,7 @@ COLUMNS = {  # head: key and format
     "peak, GB": ("peak_gb", ",.1f"),
 }
 WARMUP, PROFILED = 3, 3  # steps
+LISTED = 30  # kinds of kernels
 
 
 class Row(NamedTuple):
@@ -41,6 +43,14 @@ class Row(NamedTuple):
     steps: int
 
 
+class Kernel(NamedTuple):
+    """When a kernel or a copy ran, in microseconds."""
+
+    name: str
+    start: float
+    end: float
+
+
 def run_benchmark(description: str | None, name: str, rows: Callable[[bool], Iterable[Row]]) -> None:
     """The command line of a benchmark; `rows(quick)` are measured, printed and written one after another."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -48,6 +58,7 @@ def run_benchmark(description: str | None, name: str, rows: Callable[[bool], Ite
     parser.add_argument(
         "--only", nargs="+", default=[""], help="measure rows of these names, or that contain one of these"
     )
+    parser.add_argument("--list-kernels", action="store_true", help="also the kernels that take longest, of each row")
     parser.add_argument("--quick", action="store_true", help="a smoke run")
     settings = parser.parse_args()
     known = {row.name: row for row in rows(settings.quick)}
@@ -66,6 +77,8 @@ def run_benchmark(description: str | None, name: str, rows: Callable[[bool], Ite
             numbers = process.submit(measure, row).result()
         cells = (f"{numbers[key]:>14{form}}" for key, form in COLUMNS.values())
         print(f"{row.name:<{width}}" + "".join(cells), flush=True)
+        if settings.list_kernels:
+            print(show_kernels(numbers["longest"]), flush=True)
         result["rows"].append({"name": row.name, **numbers})
         (settings.out / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
 
@@ -79,7 +92,7 @@ def choose_names(names: Iterable[str], parts: Sequence[str]) -> list[str]:
     return [name for name in names if any(name in found for found in chosen.values())]
 
 
-def measure(row: Row) -> dict[str, float]:
+def measure(row: Row) -> dict[str, Any]:
     """Milliseconds of steps, seconds of the first one, kernels and how long they run, gigabytes in the end and at most.
 
     What a capture needs only for a while is a part of the peak, and not of what is reserved in the end.
@@ -103,14 +116,15 @@ def measure(row: Row) -> dict[str, float]:
         "slowest_ms": 1e3 * max(times),
         "first_step_s": seconds[0],
         "kernels": len(kernels) / PROFILED,
-        "busy_ms": sum(end - start for start, end in kernels) / 1e3 / PROFILED,
-        "busy_share": min(1.0, union_length(kernels) / 1e3 / PROFILED / step_ms),
+        "busy_ms": sum(kernel.end - kernel.start for kernel in kernels) / 1e3 / PROFILED,
+        "busy_share": min(1.0, union_length(kernel[1:] for kernel in kernels) / 1e3 / PROFILED / step_ms),
         **memory,
+        "longest": sum_kernels(kernels, PROFILED)[:LISTED],
     }
 
 
-def profile_steps(step: Callable[[], Any], n: int) -> list[tuple[float, float]]:
-    """When each kernel and copy of n steps starts and ends, in microseconds."""
+def profile_steps(step: Callable[[], Any], n: int) -> list[Kernel]:
+    """The kernels and copies of n steps."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -119,7 +133,21 @@ def profile_steps(step: Callable[[], Any], n: int) -> list[tuple[float, float]]:
             torch.cuda.synchronize()
         on_device: Any = torch.autograd.DeviceType.CUDA
         events = [e for e in profiler.events() or () if e.device_type == on_device and not e.is_user_annotation]
-    return [(event.time_range.start, event.time_range.end) for event in events]
+    return [Kernel(event.name, event.time_range.start, event.time_range.end) for event in events]
+
+
+def sum_kernels(kernels: Iterable[Kernel], steps: int) -> list[dict[str, Any]]:
+    """By name, how many run in a step and how long all of them take, those that take longest first."""
+    found = defaultdict[str, list[float]](list)
+    for name, start, end in kernels:
+        found[name].append(end - start)
+    rows = [{"name": name, "kernels": len(us) / steps, "us": sum(us) / steps} for name, us in found.items()]
+    return sorted(rows, key=lambda row: -row["us"])
+
+
+def show_kernels(rows: Iterable[dict[str, Any]]) -> str:
+    lines = [f"{'us a step':>12}{'kernels':>10}  kernel, of those that take longest"]
+    return "\n".join([*lines, *(f"{row['us']:>12,.0f}{row['kernels']:>10,.0f}  {row['name'][:90]}" for row in rows)])
 
 
 def union_length(intervals: Iterable[tuple[float, float]]) -> float:

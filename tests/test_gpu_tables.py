@@ -7,7 +7,7 @@ import gpu_tables as bench
 import pytest
 import torch
 from gpu_agreement import PRECISIONS, first_losses, row_names
-from gpu_measure import choose_names, find_versions
+from gpu_measure import Kernel, choose_names, find_versions, show_kernels, sum_kernels
 
 ROOT = Path(__file__).parents[1]
 RESULTS = bench.read_results(ROOT / "results" / "gpu")
@@ -19,6 +19,13 @@ def test_the_page_has_the_rows_and_the_versions_of_the_file(name):
     missing = [row for row in bench.draw_rows(RESULTS[name]["rows"]).splitlines()[2:] if row not in PAGE]
     assert not missing, missing
     assert bench.machine_of(RESULTS[name]) in " ".join(PAGE.split())
+
+
+def test_kernels_of_a_name_count_together_and_the_longest_come_first():
+    kernels = [Kernel("pool", 0, 2), Kernel("conv", 1, 4), Kernel("pool", 5, 6), Kernel("conv", 7, 9)]
+    rows = sum_kernels(kernels, steps=2)
+    assert rows == [{"name": "conv", "kernels": 1.0, "us": 2.5}, {"name": "pool", "kernels": 1.0, "us": 1.5}]
+    assert [line.split()[-1] for line in show_kernels(rows).splitlines()[1:]] == ["conv", "pool"]
 
 
 def test_a_table_has_the_columns_that_were_measured():
