@@ -209,7 +209,7 @@ nas.search(model, batches, [*batches], loss_fn, epochs=1, checkpoint={str(checkp
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_shot_search_needs_torch_alone(tmp_path):
     assert packages("nas") == {"torch"}
     assert imported_packages("nas") - packages("export") - packages("onnx") == {"torch"}
@@ -219,7 +219,7 @@ def test_one_shot_search_needs_torch_alone(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_shot_search_does_without_what_windows_lacks(tmp_path):
     lacking = """
 sys.modules["fcntl"] = None

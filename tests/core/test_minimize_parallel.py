@@ -401,7 +401,7 @@ def test_an_exception_that_cannot_be_unpickled_keeps_its_text(executor):
     assert not any(e.error for e in result.history if e.values["n"] <= 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_hanging_process_is_killed_after_the_timeout(executor, tmp_path):
     f = partial(hang_once, folder=tmp_path)
     with pytest.warns(UserWarning, match="failed and ranks last: no result within 10 seconds"):

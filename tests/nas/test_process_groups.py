@@ -60,7 +60,7 @@ def is_statistic(name):
     return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("size", [4, 5])
 @pytest.mark.parametrize("kind", ["no norm", "synchronized", "limits"])
 def test_groups_of_processes_compute_what_one_computes(by_size, kind, size):
@@ -75,12 +75,12 @@ def test_groups_of_processes_compute_what_one_computes(by_size, kind, size):
                 torch.testing.assert_close(value, alone["weights"][name], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_limit_of_these_tests_leaves_groups_without_a_candidate(by_size):
     assert None in by_size[1][0]["limits"]["valid"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_statistics_of_a_share_are_others_and_theta_is_equal_everywhere(by_size):
     alone, *group = by_size[1][0]["not synchronized"], *(result["not synchronized"] for result in by_size[4])
     for result in group:
@@ -92,7 +92,7 @@ def test_statistics_of_a_share_are_others_and_theta_is_equal_everywhere(by_size)
     assert not np.allclose(numbers(group[0], "train"), numbers(alone, "train"), rtol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_candidate_that_fails_in_one_process_of_its_group_fails_in_all(by_size):
     """Ranks 0 and 2 run the first candidate of a half, 1 and 3 the second, which does not fail."""
     in_both = by_size[4][0]["failing"]

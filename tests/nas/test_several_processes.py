@@ -129,6 +129,7 @@ def hang(rank, folder):
     small_search(Path(folder, "checkpoint.pt"), loss_fn=loss, dropout=0.0)
 
 
+@pytest.mark.long
 def test_a_process_that_hangs_ends_the_others_after_the_timeout_of_the_group(tmp_path):
     first, second = crowd(hang, tmp_path)
     assert exit_code_of(first) == 1

@@ -56,9 +56,8 @@ def test_a_chain_is_cut_where_both_paths_of_a_node_are_dropped(operation, nodes,
     assert measure_cut_off(chain(operation), CELLS, drop_path) == pytest.approx((expected, expected))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [4, 12, 5])  # of which many images, some and hardly any are cut off
-@pytest.mark.parametrize("cells", [3, 7])
+@pytest.mark.parametrize("cells", [pytest.param(3, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.long)])
 def test_as_many_images_are_cut_off_as_by_masks_that_the_network_draws(seed, cells):
     values = random_values(seed)
     counted, expected = count_cut_off(values, cells, 0.4), measure_cut_off(values, cells, 0.4)

@@ -68,6 +68,7 @@ def test_batches_that_keep_another_shape_are_captured_anew(monkeypatch):
     assert captures == [1, 1, 1, 1, 1, 2, 2]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("graphless")
 def test_captures_that_are_released_do_not_count():
     model = Choosy()
@@ -77,6 +78,7 @@ def test_captures_that_are_released_do_not_count():
         captured.release_capture()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("graphless")
 def test_settings_that_change_all_the_time_end_captures():
     model = Choosy()

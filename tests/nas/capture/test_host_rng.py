@@ -98,7 +98,7 @@ class LossInTurn:
         return self.parts["factors"][1](model, batch)
 
 
-@pytest.mark.parametrize("judged", [False, True])
+@pytest.mark.parametrize("judged", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("option", "function", "generator", "name"),
     [
