@@ -69,7 +69,7 @@ class Schedules:
     def _cosines(self, epochs: int) -> list[CosineAnnealingLR]:
         return [CosineAnnealingLR(optimizer, epochs * self._per_epoch) for optimizer in self._optimizers]
 
-    def warn_of_zero(self) -> None:
+    def warn_of_zero_lr(self) -> None:
         """Warn of a default schedule that begins at 0, where an earlier one has ended: it never leaves it."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         trained = [group for group in groups if any(parameter.requires_grad for parameter in group["params"])]
@@ -192,7 +192,7 @@ class LoaderJob(Job):
                 raise ValueError(f"train_loader gave no batches in epoch {epoch}; is it empty, or used up?")
             return None
         if not self._losses and _distributed.is_rank0():
-            self._schedules.warn_of_zero()
+            self._schedules.warn_of_zero_lr()
         is_warmup = max(len(self._losses) - 1, 0) < self._warmup_epochs
         step = self._oneshot.train_step(pair[0]) if is_warmup else self._oneshot.step(*pair)
         if not self._losses:  # what cannot be extracted is refused now, and not when the search ends
