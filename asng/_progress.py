@@ -54,24 +54,20 @@ def progress_bar(title: str, console: Any = None) -> Iterator[Progress]:
 
 @contextmanager
 def delayed_progress_bar(title: str, *, wanted: bool) -> Iterator[Progress]:
-    """A bar that appears after a second, so that quick computations show none; without a terminal a line a minute."""
+    """A bar that appears after a second, so that quick computations show none; without a terminal, lines of text."""
     if not wanted:
         yield no_progress
         return
-
-    def log(fraction: float, text: str = "", *, line: bool = False) -> None:
-        sys.stderr.write(f"{title}: {text or f'{fraction:.0%}'}\n")
-
-    with progress_bar(title) as bar:
-        is_log = bar is no_progress
-        show, interval = (log, LOG_INTERVAL) if is_log else (bar, REPORT_INTERVAL)
-        next_report = time.monotonic() + (LOG_INTERVAL if is_log else FIRST_REPORT)
+    with progress_bar(title) as drawn:
+        lines = _write_lines(title, LOG_INTERVAL, lambda text: sys.stderr.write(f"{text}\n"))
+        bar = lines if drawn is no_progress else drawn
+        next_report = time.monotonic() + FIRST_REPORT
 
         def report(fraction: float, text: str = "", *, line: bool = False) -> None:
             nonlocal next_report
             if time.monotonic() >= next_report:
-                show(fraction, text, line=line)
-                next_report = time.monotonic() + interval
+                bar(fraction, text, line=line)
+                next_report = time.monotonic() + REPORT_INTERVAL
 
         yield report
 

@@ -233,7 +233,7 @@ def minimizer(
         evaluations = check_int(evaluations, "evaluations", min=2)
     family_of(space)  # checks the space before its variables are counted
     if population_size is None:
-        population_size = default_population_size(space, evaluations, noisy=noisy and evaluations is not None)
+        population_size = default_population_size(space, evaluations, noisy=noisy)
     return black_box_optimizer(space, noisy=noisy, population_size=population_size, initial=initial, seed=seed)
 
 

@@ -119,7 +119,8 @@ def rerank(
             again.
         judge, recalibrate_on: As in `score`.
         k: The number of architectures, at least 1.
-        progress: On rank 0, show a progress bar on stderr after a second, or a line every minute if it is no terminal.
+        progress: On rank 0, show a progress bar on stderr after a second, or a line for every tenth if it is no
+            terminal.
 
     Returns:
         At most k architectures, each with its `score`, the best first.

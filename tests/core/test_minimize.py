@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asng import ASNG, Categorical, EvaluationError, Integer, Normal, Real, _progress, minimize, minimizer
+from asng import Categorical, EvaluationError, Integer, Real, minimize
 from asng._blackbox import BlackBox
 from asng._covariance import black_box_optimizer, capped_asng
 from asng._evaluation import CallResult
@@ -71,62 +71,6 @@ def test_minimize_of_noisy_losses_is_ask_and_tell(population_size):
         optimizer.tell(candidates, [loss(candidate.values) for candidate in candidates])
     assert inner(result.optimizer) == inner(optimizer)
     assert result.optimizer.best == optimizer.best
-
-
-@pytest.mark.parametrize("settings", [{}, {"noisy": True}, {"population_size": 5}], ids=["quiet", "noisy", "given"])
-@pytest.mark.parametrize(
-    "space", [{"x": Real(0, 1), "op": Categorical(list("abc"))}, {"op": Categorical([1, 2, 3]), **WIDE}]
-)
-def test_minimizer_asks_what_minimize_evaluates(space, settings):
-    optimizer = minimizer(space, evaluations=400, initial={"op": [0.5, 0.3, 0.2]}, seed=4, **settings)
-    population = [candidate.values for candidate in optimizer.ask()]
-    box = BlackBox(space, 400, settings.get("population_size"), {"op": [0.5, 0.3, 0.2]}, 4, "noisy" in settings, (), 0)
-    assert len(population) == box.population_size
-    assert population == [candidate.values for candidate in box.optimizer.ask()]
-    assert minimizer(space).population_size == 4 + math.floor(3 * math.log(2))
-
-
-def test_minimizer_finds_numbers_beside_choices_where_the_defaults_of_one_shot_search_do_not():
-    space = {"a": Categorical(list("xyz")), "n": Integer(1, 20), "r": Real(0, 1)}
-
-    def find(make):
-        losses = []
-        for seed in range(20):
-            optimizer = make(space, seed=seed)
-            for _ in range(480 // optimizer.population_size):
-                candidates = optimizer.ask()
-                rows = [candidate.values for candidate in candidates]
-                optimizer.tell(candidates, [(v["a"] != "y") + abs(v["n"] - 7) / 10 + abs(v["r"] - 0.25) for v in rows])
-            losses.append(optimizer.best.loss)
-        return losses
-
-    assert max(find(minimizer)) < 1e-3
-    assert max(find(ASNG)) > 0.1  # docs/black_boxes.md
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"evaluations": 1}, "evaluations must be at least 2, got 1"),
-        ({"population_size": 1}, "population_size must be at least 2, got 1"),
-        ({"noisy": 1}, "noisy must be True or False, got 1"),
-        ({"initial": {"m": 1}}, "initial names 'm', which is not in the space: n"),
-    ],
-)
-def test_minimizer_names_what_does_not_fit(wrong, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        minimizer(LINE, **wrong)
-
-
-def test_a_log_has_a_line_a_minute(monkeypatch, capsys):
-    minimize(sphere, WIDE, evaluations=20, seed=0)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(_progress, "LOG_INTERVAL", 0.0)
-    result = minimize(sphere, WIDE, evaluations=20, seed=0)
-    *_, last = capsys.readouterr().err.splitlines()
-    assert last == f"minimize: evaluation {result.evaluations} of 20, best {result.loss:g}"
-    minimize(sphere, WIDE, evaluations=20, seed=0, progress=False)
-    assert capsys.readouterr().err == ""
 
 
 def test_minimize_starts_from_prior_knowledge():
@@ -501,33 +445,6 @@ def test_a_limit_that_compares_is_refused(boolean):
 
     with pytest.raises(ValueError, match="limit small must return a number, 0 or less where it is met, got "):
         minimize(sphere, LINE, evaluations=10, limits=[small])
-
-
-# What is returned
-
-
-def test_a_result_prints_all_values_and_nothing_of_a_million_letters():
-    space: dict[str, Any] = {"text": Categorical(["a" * 10**6]), **{f"v{i}": Real(0, 1) for i in range(40)}}
-    result = minimize(lambda values: 0.25, space, evaluations=1200, seed=0)
-    first, text, *rest = str(result).splitlines()
-    assert first == f"loss 0.25, {result.evaluations:,} evaluations, stopped: {result.stopped}"
-    assert text.startswith("text  'aaa")
-    assert len(text) < 50
-    assert rest == [f"{name:<4}  {result.values[name]:.6g}" for name in space if name != "text"]
-
-
-def test_a_result_is_shown_in_one_short_line():
-    space: dict[str, Any] = {f"v{i}": Categorical(["a" * 500, "b"]) for i in range(40)}
-    text = repr(minimize(lambda values: 0.25, space, evaluations=300, seed=0))
-    assert text.startswith("Result(values={'v0': ")
-    assert text.endswith("...}, loss=0.25, evaluations=300, stopped='evaluations')")
-    assert len(text) < 500
-
-
-def test_the_optimizer_of_a_result_can_go_on():
-    result = minimize(sphere, LINE, evaluations=10, seed=0)
-    run(result.optimizer, 5)
-    assert isinstance(result.optimizer.distribution()["n"], Normal)
 
 
 @pytest.mark.parametrize(

@@ -407,11 +407,12 @@ def test_a_search_goes_on_as_if_nothing_was_ranked():
 # Progress ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
 @pytest.mark.parametrize("progress", [True, False])
 @pytest.mark.parametrize(("rank_by", "title"), [(rerank, "rerank"), (partial(front, measures=[parameters]), "front")])
-def test_progress_is_shown_after_a_second_if_wanted(rank_by, title, progress, monkeypatch):
+def test_progress_is_shown_after_a_second_if_wanted(rank_by, title, progress, is_terminal, monkeypatch):
     text, now = io.StringIO(), 0.0
-    monkeypatch.setattr(text, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(text, "isatty", lambda: is_terminal, raising=False)
     monkeypatch.setattr(sys, "stderr", text)
     monkeypatch.setitem(sys.modules, "rich.console", None)  # lines instead of a bar
     monkeypatch.setattr("time.monotonic", lambda: now)
